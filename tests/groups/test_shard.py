@@ -7,7 +7,7 @@ from collections import Counter
 from groups.scene import LIMITS, TOPIC_ID
 from headrace.groups.group import Moment
 from headrace.groups.records import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
-from headrace.groups.shard import Loading, Shard
+from headrace.groups.shard import Shard, ShardLoad
 
 KEY = OffsetKey("g", "t", 0)
 COMMITTED: Record = (encode_offset_key(KEY), encode_offset(OffsetAndMetadata(5, 0, "", 0)))
@@ -31,7 +31,7 @@ def test_an_offset_is_dropped_as_often_as_the_log_says_so() -> None:
 
 def test_a_load_takes_nothing_more_when_it_is_done() -> None:
     shard = Shard(0, 0)
-    loading = Loading(shard, opened)
+    loading = ShardLoad(shard, opened)
     assert loading.wanted
     loading.ready()
     loading.replay([COMMITTED])
@@ -41,7 +41,7 @@ def test_a_load_takes_nothing_more_when_it_is_done() -> None:
 
 def test_a_load_takes_nothing_more_when_its_partition_was_resigned() -> None:
     shard = Shard(0, 0)
-    loading = Loading(shard, opened)
+    loading = ShardLoad(shard, opened)
     shard.gone = True
     loading.replay([COMMITTED])
     loading.ready()

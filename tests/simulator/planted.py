@@ -28,7 +28,7 @@ from headrace.replication.follower import FollowedPartition
 from headrace.replication.frames import Answer, Position, Reset, Start, Subscribe
 from headrace.storage import compaction, folder, rewritten, shortfall
 from headrace.storage.commitlog import retention as shared_retention
-from headrace.storage.compaction import Thinning
+from headrace.storage.compaction import CompactionFilter
 from headrace.storage.group_commit import GroupCommit
 from headrace.storage.local_log import LocalLog
 from headrace.storage.log import Log
@@ -446,14 +446,14 @@ def retention_takes_a_segment_too_many(stack: ExitStack) -> None:
 @plant
 def compaction_drops_the_last_of_a_key(stack: ExitStack) -> None:
     """Of each key's records none stays that one of the same cleaning does not follow."""
-    stays = Thinning._stays
+    stays = CompactionFilter._stays
 
-    def kept(self: Thinning, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
+    def kept(self: CompactionFilter, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
         if key is not None and self._latest.get(compaction._short(key)) == offset:
             return False
         return stays(self, offset, key, is_tombstone)
 
-    swap(stack, Thinning, "_stays", kept)
+    swap(stack, CompactionFilter, "_stays", kept)
 
 
 @plant

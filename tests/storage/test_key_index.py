@@ -18,7 +18,7 @@ from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.file import KeyFile
 from headrace.storage.keys.index import KeyLimits
-from headrace.storage.keys.query import Found, Wanted
+from headrace.storage.keys.query import KeyQueryResult, Wanted
 from headrace.storage.log import Log
 from headrace.virtual.disk import VirtualDisk
 from proving import proves
@@ -67,8 +67,8 @@ def run_until(harness: Harness, done: Callable[[], object]) -> None:
     raise AssertionError("no answer")
 
 
-def ask(harness: Harness, indexes: KeyIndexes, wanted: Wanted, limit: int | None = None) -> Found:
-    answers: list[Found | HeadraceError] = []
+def ask(harness: Harness, indexes: KeyIndexes, wanted: Wanted, limit: int | None = None) -> KeyQueryResult:
+    answers: list[KeyQueryResult | HeadraceError] = []
     log = harness.log()
     indexes.query(TOPIC, wanted, log.written_offset if limit is None else limit, answers.append)
     run_until(harness, lambda: answers)
@@ -84,11 +84,11 @@ def build(harness: Harness, indexes: KeyIndexes) -> None:
     run_until(harness, lambda: not keys.work())
 
 
-def records_in(found: Found) -> list[Record]:
+def records_in(found: KeyQueryResult) -> list[Record]:
     return [record for batch in found.batches for record in kernel.records(batch)]
 
 
-def offsets_of(found: Found) -> list[int]:
+def offsets_of(found: KeyQueryResult) -> list[int]:
     return sorted(record.offset for record in records_in(found))
 
 

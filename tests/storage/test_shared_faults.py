@@ -12,7 +12,7 @@ from headrace.records import kernel
 from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.store import SharedStore
 from headrace.storage.keys.builder import KeyIndexes
-from headrace.storage.keys.query import Found, Wanted
+from headrace.storage.keys.query import KeyQueryResult, Wanted
 from headrace.storage.log import Log, TopicPartition
 from headrace.virtual.disk import VirtualDisk
 from proving import proves
@@ -340,5 +340,5 @@ def test_a_key_index_comes_to_the_end_of_a_log_that_ends_in_nothing(shared: Harn
                 break
             shared.clock.advance(0.01)
             shared.settle()
-        assert isinstance(answers[0], Found)
+        assert isinstance(answers[0], KeyQueryResult)
         assert answers[0].records == (0 if nothing_left else 1)

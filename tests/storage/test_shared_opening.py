@@ -436,15 +436,15 @@ def test_the_bounds_of_a_log_of_which_nothing_was_heard_are_told_first(monkeypat
     ended(harness, clean=True)
     harness.expected[OTHER] = (harness.topic_id(OTHER.topic), harness.expected[TOPIC][1])
     told: list[TopicPartition] = []
-    open_ = recovery.Opening._open
+    open_ = recovery.StoreRecovery._open
 
-    def noted(each: recovery.Opening, where: TopicPartition, state: State) -> SharedLog:
+    def noted(each: recovery.StoreRecovery, where: TopicPartition, state: State) -> SharedLog:
         log = open_(each, where, state)
         assert (log in each._services.staged) is log.bounds_unwritten
         told.extend([where] * log.bounds_unwritten)
         return log
 
-    monkeypatch.setattr(recovery.Opening, "_open", noted)
+    monkeypatch.setattr(recovery.StoreRecovery, "_open", noted)
     harness.open()
     assert told == [OTHER]
 

@@ -18,7 +18,8 @@ from headrace.cluster.image import LIVE, Broker, PartitionState
 
 @dataclass(frozen=True, slots=True)
 class Eligibility:
-    """The members, each in one of four groups, in the order of the set; `able` are the present ones."""
+    """The members, each present, awaited, gone or lost, in the order of the set; some of the present ones are returned
+    or leaving."""
 
     present: Mapping[int, str]
     """Registered, and hold what they held: with the incarnation that they are registered with."""

@@ -47,7 +47,7 @@ from headrace.groups.records import (
     encode_group_key,
     encode_offset_key,
 )
-from headrace.groups.shard import Loading, Shard
+from headrace.groups.shard import Shard, ShardLoad
 from headrace.partitions.deadlines import Deadlines
 from headrace.ports.clock import Clock
 
@@ -93,12 +93,12 @@ class GroupCoordinator:
 
     # Leadership of partitions
 
-    def lead(self, partition: int, epoch: int) -> Loading:
+    def lead(self, partition: int, epoch: int) -> ShardLoad:
         """This broker leads the partition in this epoch: its groups answer COORDINATOR_LOAD_IN_PROGRESS until they are
         loaded."""
         self.resign(partition)
         shard = self._shards[partition] = Shard(partition, epoch)
-        return Loading(shard, self._open)
+        return ShardLoad(shard, self._open)
 
     def resign(self, partition: int) -> None:
         """This broker does not lead the partition any more; everyone who waits looks for the new coordinator."""

@@ -85,7 +85,7 @@ class Shard:
             self.offsets.drop(key)
 
 
-class Loading:
+class ShardLoad:
     """A partition on its way into memory. Of no effect once the partition was resigned."""
 
     def __init__(self, shard: Shard, opened: Callable[[Shard], None]) -> None:

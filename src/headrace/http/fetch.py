@@ -46,7 +46,7 @@ def handle(exchange: Exchange) -> Response | None:
     if format not in ("json", "binary"):
         raise InvalidRequest(f"query parameter format: {format[:40]!r} is neither json nor binary")
     most_bytes = JSON_MAX_BYTES if format == "json" else exchange.services.settings["fetch.max.bytes"]
-    return Fetching(
+    return PendingFetch(
         exchange,
         topic=request.parameters["topic"],
         partition=whole_number("the partition", request.parameters["partition"], 0, PARTITION_MAX),
@@ -56,7 +56,7 @@ def handle(exchange: Exchange) -> Response | None:
     ).start()
 
 
-class Fetching:
+class PendingFetch:
     """One fetch until its answer; waits as a fetch of the Kafka front end does."""
 
     def __init__(

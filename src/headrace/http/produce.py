@@ -50,7 +50,7 @@ def handle(exchange: Exchange) -> Response | None:
     if topic is None:
         exchange.answer_later(_create_then_append(exchange, name, incoming, acks, timeout_ms))
     else:
-        Appending(exchange, topic, incoming).start(acks, timeout_ms)
+        PendingAppend(exchange, topic, incoming).start(acks, timeout_ms)
     return None
 
 
@@ -61,10 +61,10 @@ async def _create_then_append(
     topic = exchange.services.image().topics.get(name)
     if topic is None:
         raise UnknownPartition(f"there is no topic {name[:249]!r}")
-    Appending(exchange, topic, incoming).start(acks, timeout_ms)
+    PendingAppend(exchange, topic, incoming).start(acks, timeout_ms)
 
 
-class Appending:
+class PendingAppend:
     """The records of one request until all of them have an answer."""
 
     def __init__(self, exchange: Exchange, topic: Topic, incoming: list[Incoming]) -> None:

@@ -26,7 +26,7 @@ from headrace.http.topics import known_topic
 from headrace.partitions.partition import Partition
 from headrace.records import kernel
 from headrace.records.record import Record
-from headrace.storage.keys.query import MOST, Found, Wanted
+from headrace.storage.keys.query import MOST, KeyQueryResult, Wanted
 
 QUERY: Final = ("key", "key_base64", "from", "to", "count", "order", "partition", "first", "next")
 ORDERS: Final = ("newest", "offset")
@@ -47,7 +47,7 @@ def handle(exchange: Exchange) -> Response | None:
     if not led:
         raise NotLeader(f"this broker leads no partition of {topic.name}; ask another")
     elsewhere = len(topic.partitions) - len(led) if index < 0 else 0
-    Querying(exchange, topic.name, led, elsewhere, _wanted(request, len(led))).start()
+    PendingQuery(exchange, topic.name, led, elsewhere, _wanted(request, len(led))).start()
     return None
 
 
@@ -76,7 +76,7 @@ def _key(request: Request) -> bytes:
     return decode_base64("query parameter key_base64", coded)
 
 
-class Querying:
+class PendingQuery:
     """One query until all partitions have answered."""
 
     def __init__(self, exchange: Exchange, topic: str, led: list[Partition], elsewhere: int, wanted: Wanted) -> None:
@@ -85,7 +85,7 @@ class Querying:
         self._led = led
         self._elsewhere = elsewhere
         self._wanted = wanted
-        self._found: dict[int, Found] = {}
+        self._found: dict[int, KeyQueryResult] = {}
 
     def start(self) -> None:
         indexes = self._exchange.services.key_indexes
@@ -98,7 +98,7 @@ class Querying:
                 lambda found, index=index: self._answered(index, found),  # type: ignore[misc]
             )
 
-    def _answered(self, index: int, found: Found | HeadraceError) -> None:
+    def _answered(self, index: int, found: KeyQueryResult | HeadraceError) -> None:
         if isinstance(found, HeadraceError):
             self._exchange.answer(error_response(found))
             return

@@ -26,7 +26,7 @@ STRIKES_TO_LEAVE: Final = 3
 STRIKES_TO_STAY_OUT: Final = 20
 STRIKE_SECONDS: Final = 0.9
 """A follower's rounds are judged at most once in this time, however often the set is: it is judged once a second, and
-besides at each position of a follower that is not in it."""
+besides at each position of a follower that is not in it, and when a member asks for what may be committed."""
 UNKNOWN: Final = -1
 START_SECONDS_MAX: Final = 30.0
 """A member that does not raise its start at all in this time leaves the set: the others could delete nothing."""

@@ -65,11 +65,11 @@ _CONSEQUENCES: Final = {
     ),
     "one-replica": (
         "the leader's disk and that of the one replica that had it are damaged together, or another replica is elected",
-        "only while leader and replicas are down together, or the room that all of them stand in",
+        "only while leader and replicas are down together, or the rack that all of them stand in",
     ),
     "all-replicas": (
         "the disks of all in-sync replicas are damaged",
-        "only while fewer replicas than min.insync.replicas are up; with replicas in several racks, not by one room",
+        "only while fewer replicas than min.insync.replicas are up; with replicas in several racks, not by one",
     ),
 }
 
@@ -108,7 +108,7 @@ def acknowledged(core: LeaderCore, chosen: Reliability, durable: int, racks: Map
         return min(own, _least_in_set(core, chosen.point))
     held = {broker: _at(follower, chosen.point) for broker, follower in core.followers.items()}
     if chosen.policy == RACKS:
-        return min(own, _in_both_rooms(core, held, racks))
+        return min(own, _in_both_racks(core, held, racks))
     needed = 1 if chosen.policy == "one" else majority(len(core.replicas)) - 1
     best = sorted(held.values(), reverse=True)
     if not needed:
@@ -137,8 +137,8 @@ def _elsewhere(core: LeaderCore, racks: Mapping[int, str]) -> list[int]:
     return [broker for broker in core.replicas if racks.get(broker, "") != home]
 
 
-def _in_both_rooms(core: LeaderCore, held: Mapping[int, int], racks: Mapping[int, str]) -> int:
-    """Where no follower stands in the leader's own room, the leader is the one there."""
+def _in_both_racks(core: LeaderCore, held: Mapping[int, int], racks: Mapping[int, str]) -> int:
+    """Where no follower stands in the leader's own rack, the leader is the one there."""
     home = racks.get(core.broker, "")
     here = [broker for broker in core.replicas if broker != core.broker and racks.get(broker, "") == home]
     there = _elsewhere(core, racks)

@@ -17,8 +17,9 @@ What `owner` (the sender) provides; all of it is called without `lock`, and may 
     find(topic, partition)           the topic is unknown, or has no such partition (-1: none was named): make
                                      `router.topics` know it, then return, and the record is tried again
     roll_batch(slot, batch)          `slot.batch` was `batch` (None, or one without room): with the lock, and only if it
-                                     still is, take it away and set `slot.batch` to a new one; move `sticky` on if
-                                     the slot is that one. Then return, and the record is tried again
+                                     still is, set `slot.batch` to a new one if there was none, else take it away and
+                                     move `sticky` on if the slot is that one. Then return, and the record is tried
+                                     again
     when_full(topic, bytes) -> Delivery | None   the quota is used up: None to try again, or a delivery that has failed
     lone(slot, bytes) -> Lone        something with a `batch` that is empty and nobody else's, and has room for so much
     router(acks) -> Router           for a send that asks for other acks than this router's

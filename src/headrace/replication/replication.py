@@ -35,7 +35,7 @@ DAMAGE_RETRY_SECONDS: Final = 30.0
 """How often is tried again to read what could not be."""
 JUDGEMENT_TICKS: Final = 10
 """Each led partition's in-sync set is judged once in so many ticks, and besides whenever a follower outside it reports
-its position."""
+its position or a member asks for what may be committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from headrace.storage.epochs import EpochHistory, read_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline.report import PartitionReport, Problem
 from headrace.storage.offline.verify import inspect_folder, reports
-from headrace.storage.scan import Broken, Chain, Whole, scan
+from headrace.storage.scan import Broken, Chain, ValidBatch, scan
 from headrace.storage.segments.index import LOW_HALF, OffsetIndex, closed_entries
 from headrace.storage.segments.segment import NEVER, crc_of_file, read_sum
 from headrace.system.disk import SystemDisk, SystemFile
@@ -132,7 +132,7 @@ class _Checked:
         self._at = 0
         self._view: memoryview | None = None
 
-    def add(self, found: Whole) -> bool:
+    def add(self, found: ValidBatch) -> bool:
         """Add the batch that was just found; False if it is not in the piece of those before it."""
         at = found.position if self._view is None else self._at
         view = self._file.used_last(at, found.position + found.header.size_bytes)
@@ -149,9 +149,9 @@ class _Checked:
 
 def _scan(
     file: _Pieces, size: int, expected_offset: int, chain: Chain, position: int, epoch: int = -1
-) -> Iterator[Whole | Broken]:
+) -> Iterator[ValidBatch | Broken]:
     """As `scan`, but begun anew behind broken bytes: the search for a whole batch has read other pieces meanwhile."""
-    found: Whole | Broken | None
+    found: ValidBatch | Broken | None
     while True:
         found = None
         for found in scan(file, size, expected_offset, chain, position, epoch):
@@ -250,7 +250,7 @@ class _Reading:
             pass
         return 0, segment.base_offset
 
-    def _add(self, checked: _Checked, found: Whole) -> Iterator[RowsOrProblem]:
+    def _add(self, checked: _Checked, found: ValidBatch) -> Iterator[RowsOrProblem]:
         """Rows, if the batch is in another piece than those before it."""
         if not checked.add(found):
             yield from self._rows(checked)

@@ -76,7 +76,7 @@ def give_up(cleaned: CleanedLog, latest: LatestOffsets, error: HeadraceError) ->
     look_at(cleaned, max(cleaned.start_offset, reached))
 
 
-class Thinning:
+class CompactionFilter:
     """What one cleaning keeps."""
 
     def __init__(self, cleaned: CleanedLog, latest: LatestOffsets, now_ms: int) -> None:

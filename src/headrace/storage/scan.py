@@ -43,7 +43,7 @@ _PLACE = re.compile(r"batch at byte \d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class ValidBatch:
     """A batch that is as it should be."""
 
     position: int
@@ -181,7 +181,7 @@ def find(file: File, position: int, end: int, expected_offset: int, offset: int,
 
 def scan(
     file: File, size: int, expected_offset: int, chain: Chain, position: int = 0, epoch: int = -1
-) -> Iterator[Whole | Broken]:
+) -> Iterator[ValidBatch | Broken]:
     """Every batch with its CRC, place in the chain and epoch checked; behind broken bytes it goes on where it can."""
     window, window_at = b"", position
     while position < size:
@@ -195,7 +195,7 @@ def scan(
                 window = file.pread(need, position)
         found = _check(window, at, position, expected_offset, chain, epoch)
         if isinstance(found, BatchHeader):
-            yield Whole(position, found)
+            yield ValidBatch(position, found)
             position += found.size_bytes
             expected_offset, epoch = found.next_offset, found.leader_epoch
             continue
@@ -290,7 +290,7 @@ def _check(window: bytes, at: int, position: int, expected_offset: int, chain: C
     return header
 
 
-def _search(file: File, position: int, size: int, expected_offset: int, chain: Chain, epoch: int) -> Whole | None:
+def _search(file: File, position: int, size: int, expected_offset: int, chain: Chain, epoch: int) -> ValidBatch | None:
     """The next whole batch behind broken bytes, with an offset that can follow."""
     after = position + 1
     loose = replace(chain, dense=False)
@@ -303,7 +303,7 @@ def _search(file: File, position: int, size: int, expected_offset: int, chain: C
             batch = window[at : at + need] if at + need <= len(window) else file.pread(need, after + at)
             found = _check(batch, 0, after + at, expected_offset, loose, epoch)
             if isinstance(found, BatchHeader):
-                return Whole(after + at, found)
+                return ValidBatch(after + at, found)
         after += max(1, len(window) - SEARCH_TAIL_BYTES)
     return None
 

@@ -28,7 +28,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.static.constants import EntityType
 
 from headrace.errors import Unsupported
-from headrace.wire.api import HEADRACE_APIS
+from headrace.wire.api import FETCH, FIND_COORDINATOR, HEADRACE_APIS, METADATA, OFFSET_FETCH
 
 Direction = Literal["request", "response"]
 
@@ -69,7 +69,12 @@ _IMPLICIT_DEFAULTS: Final[dict[str, Any]] = {
 
 # Versions whose fields together are all the fields that an API ever had, besides those of its oldest and
 # newest version; a test compares this with the union over every version.
-_MIDDLE_VERSIONS: Final[dict[int, tuple[int, ...]]] = {1: (12,), 3: (10,), 9: (7, 9), 10: (3,)}
+_MIDDLE_VERSIONS: Final[dict[int, tuple[int, ...]]] = {
+    FETCH: (12,),
+    METADATA: (10,),
+    OFFSET_FETCH: (7, 9),
+    FIND_COORDINATOR: (3,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class Struct:
 
 
 def api_name(api_key: int) -> str:
-    """The name of an API as in `offset_fetch`, or `api 99` for one without a schema."""
+    """The name of an API as in `offset_fetch`, or `api 99` for one that kio does not know."""
     return api_key_map.get(api_key, f"api {api_key}")
 
 

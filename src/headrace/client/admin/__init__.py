@@ -1,1 +1,1 @@
-"""What operators and bulk readers ask of a cluster, on blocking connections."""
+"""What operators and bulk readers ask of a cluster, on the connections that all clients share."""

@@ -270,7 +270,7 @@ class _AnyBrokerRequest:
 
 GROUP_KEY_TYPE: Final = 0
 
-_ELSEWHERE: Final = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
+COORDINATOR_MOVED: Final = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
 OnFound = Callable[[Address | HeadraceError], None]
 
@@ -293,7 +293,7 @@ class Coordinators:
 
             def hear(answer: Message | HeadraceError) -> None:
                 lost = isinstance(answer, BrokerUnreachable)
-                if lost or (isinstance(answer, Message) and not _ELSEWHERE.isdisjoint(_codes(answer))):
+                if lost or (isinstance(answer, Message) and not COORDINATOR_MOVED.isdisjoint(_codes(answer))):
                     self.forget(group, found)
                 on_answer(answer)
 

@@ -636,7 +636,7 @@ def _drain(fd: int) -> None:
         return
 
 
-class _Refusing:
+class _ForkedReactor:
     """What a reactor, and its lock, become in a forked child, which has the parent's sockets but not its threads."""
 
     def __getattr__(self, name: str) -> Any:
@@ -658,8 +658,8 @@ def _after_fork() -> None:
         reactor.lock._at_fork_reinit()
         reactor.lock.on_next_acquire = None
         vars(reactor).clear()
-        reactor.__class__ = _Refusing
-        reactor.lock = _Refusing()
+        reactor.__class__ = _ForkedReactor
+        reactor.lock = _ForkedReactor()
     _reactors.clear()
     # The thread that forked is the main thread of the child.
     _deferral.main = get_ident()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.connection.broker_connection import OnAnswer
-from headrace.client.connection.connections import ConnectionPool
+from headrace.client.connection.connections import COORDINATOR_MOVED, ConnectionPool
 from headrace.client.connection.reactor import Backoff, Timer
 from headrace.client.consumer.assignors import Assignor
 from headrace.client.consumer.group_protocol import (
@@ -33,8 +33,7 @@ from headrace.wire.message import Message
 ASK_TIMEOUT_S: Final = 10.0
 CHECK_S: Final = 5.0
 
-MOVED: Final = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
-PASSING: Final = MOVED | frozenset(
+PASSING: Final = COORDINATOR_MOVED | frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.REQUEST_TIMED_OUT,
@@ -103,7 +102,7 @@ class Coordinator:
                 )
 
         def checked(answer: Message | HeadraceError) -> None:
-            moved = isinstance(answer, Message) and answer.error_code in MOVED
+            moved = isinstance(answer, Message) and answer.error_code in COORDINATOR_MOVED
             if is_open and (moved or isinstance(answer, BrokerUnreachable)):
                 answered(BrokerUnreachable(f"the coordinator of group {self.group!r} is gone or elsewhere"))
                 self.hang_up()

@@ -650,7 +650,7 @@ class Accumulator:
             self._stick_to_next(slots, buffer.partition)
 
     def _stick_to_next(self, slots: TopicSlots, current: int) -> None:
-        """Let records without a key go to the next good partition (see `partitioner`)."""
+        """Let records without a key go to the next good partition (see `sticky_partitioner`)."""
         count = len(slots.slots)
         if count > 1:
             metadata, avoided = self.sender.pool.metadata, self.sender.avoided()

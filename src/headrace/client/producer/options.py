@@ -22,7 +22,7 @@ _CODECS: Final = {codec.name.lower(): codec for codec in Codec}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ProducerOptions:
     """The defaults are those of `Producer`, which names all of them."""
 
     acks: int
@@ -43,7 +43,7 @@ class Options:
     exit_timeout_ms: float
 
     def __post_init__(self) -> None:
-        _need(self.acks in ACKS, "acks", self.acks, "-1 (all replicas in sync), 1 (the leader) or 0 (nobody)")
+        check_acks(self.acks)
         _need(self.codec in _CODECS, "codec", self.codec, "one of " + ", ".join(_CODECS))
         _need(self.in_flight >= 1, "in_flight", self.in_flight, "1 or more")
         for name in ("batch_bytes", "queue_bytes", "queue_records", "max_record_bytes"):

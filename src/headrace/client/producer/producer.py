@@ -24,7 +24,7 @@ from headrace.client.errors import ProducerClosed
 from headrace.client.producer.accumulator import Need, ProducerBatch, ProduceResult
 from headrace.client.producer.direct import Direct
 from headrace.client.producer.lane import REMEMBERED_BATCHES
-from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, Options
+from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, ProducerOptions
 from headrace.client.producer.sender import Sender
 from headrace.client.producer.sticky_partitioner import TABLE
 from headrace.errors import RequestTimedOut
@@ -243,7 +243,7 @@ class Producer:
         exit_timeout_ms: float = EXIT_TIMEOUT_MS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        options = Options(
+        options = ProducerOptions(
             acks=acks,
             idempotent=idempotent,
             codec=codec,

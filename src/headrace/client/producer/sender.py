@@ -40,7 +40,7 @@ from headrace.client.producer.accumulator import (
     ProducerBatch,
 )
 from headrace.client.producer.lane import SIZES, Fate, Lane, Outcome, Verdict, outcome_of_code, outcome_of_error
-from headrace.client.producer.options import Options
+from headrace.client.producer.options import ProducerOptions
 from headrace.client.producer.request import (
     Acknowledged,
     Attempt,
@@ -133,7 +133,7 @@ class ProducerIds:
 
 
 class Sender:
-    def __init__(self, pool: ConnectionPool, options: Options, driver: Driver) -> None:
+    def __init__(self, pool: ConnectionPool, options: ProducerOptions, driver: Driver) -> None:
         self.pool = pool
         self.reactor = pool.reactor
         self.options = options

@@ -10,9 +10,8 @@ from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, PolicyViol
 from headrace.kafka.api.describe_configs import SOURCE_DEFAULT, SOURCE_TOPIC
 from headrace.kafka.connection import Request
 from headrace.settings.values import TOPIC_SETTINGS, check_topic_overrides
-from headrace.wire.message import Message
+from headrace.wire.message import ZERO_UUID, Message
 
-ZERO_ID = bytes(16)
 TOPICS_A_REQUEST_MAX = 5000
 
 
@@ -47,7 +46,7 @@ async def _one(request: Request, asked: Message, named_twice: bool) -> Message:
         )
     except HeadraceError as error:
         return Message(
-            name=asked.name, topic_id=ZERO_ID, error_code=error.kafka_code, error_message=str(error), configs=[]
+            name=asked.name, topic_id=ZERO_UUID, error_code=error.kafka_code, error_message=str(error), configs=[]
         )
     defaults = request.services.effective_settings().topic_defaults()
     configs = [

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from headrace.errors import ErrorCode, HeadraceError, UnknownTopicId
 from headrace.kafka.connection import Request
-from headrace.wire.message import Message
+from headrace.wire.message import ZERO_UUID, Message
 
-ZERO_ID = bytes(16)
 BY_ID_FROM = 6
 
 
@@ -18,7 +17,7 @@ async def _delete(request: Request) -> Message:
     if request.version >= BY_ID_FROM:
         asked = [(topic.name, topic.topic_id) for topic in request.body.topics]
     else:
-        asked = [(name, ZERO_ID) for name in request.body.topic_names]
+        asked = [(name, ZERO_UUID) for name in request.body.topic_names]
     return Message(throttle_time_ms=0, responses=[await _one(request, name, topic_id) for name, topic_id in asked])
 
 

@@ -11,10 +11,9 @@ from typing import Final
 
 from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
-from headrace.wire.message import Message
+from headrace.wire.message import ZERO_UUID, Message
 
 METADATA_TOPIC: Final = "__cluster_metadata"
-ZERO_ID: Final = bytes(16)
 UNKNOWN_TIME: Final = -1
 
 
@@ -60,7 +59,7 @@ def _partition(request: Request, topic: str, index: int) -> Message:
     voters = [
         Message(
             replica_id=broker,
-            replica_directory_id=ZERO_ID,
+            replica_directory_id=ZERO_UUID,
             log_end_offset=image.revision,
             last_fetch_timestamp=now_ms if broker == controller.broker else UNKNOWN_TIME,
             last_caught_up_timestamp=now_ms if broker == controller.broker else UNKNOWN_TIME,

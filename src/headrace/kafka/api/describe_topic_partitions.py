@@ -9,10 +9,9 @@ from headrace.errors import ErrorCode
 from headrace.kafka import authorized
 from headrace.kafka.api import metadata
 from headrace.kafka.connection import Request
-from headrace.wire.message import Message
+from headrace.wire.message import ZERO_UUID, Message
 
 PAGE_PARTITIONS_MAX: Final = 2000
-ZERO_ID: Final = bytes(16)
 
 
 def handle(request: Request) -> Message:
@@ -26,7 +25,7 @@ def handle(request: Request) -> Message:
         topic = known.get(name)
         if topic is None:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            found.append(Message(error_code=code, name=name, topic_id=ZERO_ID, partitions=[]))
+            found.append(Message(error_code=code, name=name, topic_id=ZERO_UUID, partitions=[]))
             continue
         begin = skip if name == first else 0
         if not left:

@@ -8,7 +8,7 @@ from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Request
 from headrace.storage.keys.builder import no_index
-from headrace.storage.keys.query import Found, Wanted
+from headrace.storage.keys.query import KeyQueryResult, Wanted
 from headrace.wire.message import Message
 
 RECORDS_MAX: Final = 100_000
@@ -16,10 +16,10 @@ PARTITIONS_MAX: Final = 10_000
 
 
 def handle(request: Request) -> None:
-    Querying(request).start()
+    PendingQuery(request).start()
 
 
-class Querying:
+class PendingQuery:
     """One request until all its partitions have an answer."""
 
     def __init__(self, request: Request) -> None:
@@ -58,7 +58,7 @@ class Querying:
             max_bytes=max(1, min(body.max_bytes, most_bytes)),
         )
 
-        def answered(found: Found | HeadraceError) -> None:
+        def answered(found: KeyQueryResult | HeadraceError) -> None:
             if isinstance(found, HeadraceError):
                 self._answered(place, Message(error_code=found.kafka_code, error_message=str(found), **positions))
             else:

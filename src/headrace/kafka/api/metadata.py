@@ -12,9 +12,8 @@ from headrace.cluster.image import NO_LEADER, Image, PartitionState, Topic
 from headrace.errors import CoordinationError, ErrorCode, HeadraceError
 from headrace.kafka import authorized, leader_lookup
 from headrace.kafka.connection import Request
-from headrace.wire.message import Message
+from headrace.wire.message import ZERO_UUID, Message
 
-ZERO_ID = bytes(16)
 CREATED_A_REQUEST_MAX = 100
 NULL_NAME_FROM = 12
 """From here on an answer may leave the name out."""
@@ -72,7 +71,7 @@ def _asked(request: Request, errors: dict[str, int]) -> list[Message]:
         if asked.name is not None:
             topic = image.topics.get(asked.name)
             code = errors.get(asked.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            found.append(_topic(request, topic) if topic is not None else _unknown(asked.name, ZERO_ID, code))
+            found.append(_topic(request, topic) if topic is not None else _unknown(asked.name, ZERO_UUID, code))
         else:
             topic = image.topics_by_id.get(asked.topic_id)
             nameless = None if request.version >= NULL_NAME_FROM else ""

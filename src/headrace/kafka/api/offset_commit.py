@@ -11,7 +11,7 @@ from typing import Final
 from headrace.errors import ErrorCode
 from headrace.groups.messages import CommitRequest, OffsetToCommit, PartitionResult
 from headrace.kafka.connection import Request
-from headrace.wire.message import Message
+from headrace.wire.message import ZERO_UUID, Message
 
 BY_ID_FROM: Final = 10
 RETENTION_UNTIL: Final = 4
@@ -59,6 +59,6 @@ def _response(results: list[PartitionResult], ids: dict[str, bytes]) -> Message:
     return Message(
         throttle_time_ms=0,
         topics=[
-            Message(name=name, topic_id=ids.get(name, bytes(16)), partitions=rows) for name, rows in topics.items()
+            Message(name=name, topic_id=ids.get(name, ZERO_UUID), partitions=rows) for name, rows in topics.items()
         ],
     )

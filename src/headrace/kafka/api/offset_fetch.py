@@ -7,7 +7,7 @@ from typing import Final
 from headrace.errors import ErrorCode
 from headrace.groups.messages import FetchedOffset, OffsetFetchReply
 from headrace.kafka.connection import Request
-from headrace.wire.message import Message
+from headrace.wire.message import ZERO_UUID, Message
 
 MANY_GROUPS_FROM: Final = 8
 BY_ID_FROM: Final = 10
@@ -68,7 +68,7 @@ def _topics(request: Request, reply: OffsetFetchReply) -> list[Message]:
         )
     found = []
     for name, rows in topics.items():
-        topic_id = bytes(16)
+        topic_id = ZERO_UUID
         if by_id and name in known:
             topic_id = known[name].id
         elif by_id:

@@ -29,7 +29,7 @@ from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import DAMAGED, GONE, Entry, QueueFile
 from headrace.storage.commitlog.replace_frames import Replacements
-from headrace.storage.compaction import LatestOffsets, Thinning
+from headrace.storage.compaction import CompactionFilter, LatestOffsets
 from headrace.storage.scan import read_log, walk_checked
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class _Compaction:
         self._truncations = truncations
         self._commit_log = commit_log
         self._end = latest.complete_to
-        self._thinning = Thinning(cleaned, latest, now_ms)
+        self._thinning = CompactionFilter(cleaned, latest, now_ms)
         self._replacements = replacements
         self._group: list[Entry] = []
         self._kept: list[Buffer] = []

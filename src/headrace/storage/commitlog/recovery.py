@@ -58,7 +58,7 @@ class Opened:
     """Whether the commit log ends where a clean stop left it."""
 
 
-class Opening:
+class StoreRecovery:
     """One start of a store."""
 
     def __init__(

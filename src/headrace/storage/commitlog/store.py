@@ -25,7 +25,7 @@ from headrace.storage.commitlog.commitlog import FILE_BYTES, CommitLog, FrameWri
 from headrace.storage.commitlog.log import DerivedFilesSync, SharedLog
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import OpenQueues
-from headrace.storage.commitlog.recovery import Opening, RecoveredQueue
+from headrace.storage.commitlog.recovery import RecoveredQueue, StoreRecovery
 from headrace.storage.commitlog.replace_frames import Replacements, Replacer
 from headrace.storage.commitlog.rewriter import REWRITE_SHARE, EmptyFiles, Rewriter
 from headrace.storage.folder import Stray
@@ -126,7 +126,7 @@ class SharedStore(LocalStore[SharedLog]):
         found = checkpoint.read(self._disk, self.data)
         if found is None:
             log.error("%s/%s is damaged: the whole commit log is read", self.data, CHECKPOINT_FILE)
-        opened = Opening(self._services, self.data, expected, found, same_boot=same_boot).run()
+        opened = StoreRecovery(self._services, self.data, expected, found, same_boot=same_boot).run()
         self._logs.update(opened.logs)
         for each in opened.logs.values():
             self._dirty.wrote(each)

@@ -16,7 +16,7 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, File
 from headrace.storage import folder
 from headrace.storage.keys.index import KeyLimits, PartitionKeys, Syncs, remove_files
-from headrace.storage.keys.query import Found, Search, Wanted
+from headrace.storage.keys.query import KeyQueryResult, Search, Wanted
 from headrace.storage.keys.steps import Job, Steps, Turns
 from headrace.storage.log import Log, LogStore, TopicPartition
 
@@ -27,7 +27,7 @@ ROUND_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 5.0
 QUERY_SECONDS: Final = 20.0
 
-Answered = Callable[[Found | HeadraceError], None]
+Answered = Callable[[KeyQueryResult | HeadraceError], None]
 
 
 class KeyIndexes:

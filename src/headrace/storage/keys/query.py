@@ -47,7 +47,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Found:
+class KeyQueryResult:
     """Batches in the order of the search. All that was asked for and lies before `searched` in that order is there;
     `done` if nothing else is left."""
 
@@ -64,7 +64,7 @@ class Search:
     """One query over an index that has caught up with `limit_offset`, which is where consumers' sight ends."""
 
     def __init__(self, disk: Disk, keys: PartitionKeys, wanted: Wanted, limit_offset: int) -> None:
-        self.found = Found()
+        self.found = KeyQueryResult()
         self._disk = disk
         self._keys = keys
         self._log = keys.log

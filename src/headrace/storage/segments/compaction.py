@@ -22,7 +22,7 @@ from headrace.records.batch import BatchHeader
 from headrace.settings.values import FOREVER_MS
 from headrace.storage import compaction
 from headrace.storage.cleaner import Steps, wait_for_sync
-from headrace.storage.compaction import Batch, LatestOffsets, Thinning
+from headrace.storage.compaction import Batch, CompactionFilter, LatestOffsets
 from headrace.storage.folder import stem
 from headrace.storage.scan import read_log
 from headrace.storage.segments import swap
@@ -87,7 +87,7 @@ def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
         for group in _groups(segments, cleaned.settings.segment_bytes):
             if cleaned.truncations != truncations or not all(segment in cleaned.segments for segment in group):
                 return  # retention took one, or keys are known by records that are cut; the next round begins anew
-            yield from _Rewrite(cleaned, disk, group, Thinning(cleaned, latest, now_ms), truncations).run()
+            yield from _Rewrite(cleaned, disk, group, CompactionFilter(cleaned, latest, now_ms), truncations).run()
     except (CorruptBatch, InvalidRecord) as error:
         compaction.give_up(cleaned, latest, error)
         return
@@ -163,7 +163,7 @@ class _Rewrite:
     """One group of segments becomes one new segment."""
 
     def __init__(
-        self, cleaned: PartitionedLog, disk: Disk, group: list[Segment], thinning: Thinning, truncations: int
+        self, cleaned: PartitionedLog, disk: Disk, group: list[Segment], thinning: CompactionFilter, truncations: int
     ) -> None:
         self._log = cleaned
         self._disk = disk
