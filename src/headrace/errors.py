@@ -114,6 +114,10 @@ class OperatorError(HeadraceError):
     """Something only a person at the command line or the config file can mend."""
 
 
+class CannotListen(OperatorError):
+    """A port that cannot be had."""
+
+
 class SettingError(OperatorError):
     """A setting that is unknown, malformed or out of its range."""
 
@@ -259,6 +263,26 @@ class UnknownProducer(HeadraceError):
     """A producer id of which the log holds nothing."""
 
 
+class InvalidGroupName(HeadraceError):
+    """A group name against the rules; the message gives the rule."""
+
+
+class UnknownGroup(HeadraceError):
+    """A group that this cluster does not have."""
+
+
+class GroupHasMembers(HeadraceError):
+    """The group has members that are alive: only they commit for it, and it cannot be deleted."""
+
+
+class NotCoordinator(HeadraceError):
+    """This broker does not coordinate the group."""
+
+
+class CoordinatorLoading(HeadraceError):
+    """The broker has become the group's coordinator, and has not read its offsets yet."""
+
+
 class UnknownValue(HeadraceError):
     """A cluster-wide setting that nobody has set."""
 
@@ -303,6 +327,11 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     OutOfOrderSequence: ErrorMapping(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 409, False),
     InvalidProducerEpoch: ErrorMapping(ErrorCode.INVALID_PRODUCER_EPOCH, 409, False),
     UnknownProducer: ErrorMapping(ErrorCode.UNKNOWN_PRODUCER_ID, 409, False),
+    InvalidGroupName: ErrorMapping(ErrorCode.INVALID_GROUP_ID, 400, False),
+    UnknownGroup: ErrorMapping(ErrorCode.GROUP_ID_NOT_FOUND, 404, False),
+    GroupHasMembers: ErrorMapping(ErrorCode.NON_EMPTY_GROUP, 409, False),
+    NotCoordinator: ErrorMapping(ErrorCode.NOT_COORDINATOR, 503, True),
+    CoordinatorLoading: ErrorMapping(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 503, True),
     UnknownValue: ErrorMapping(ErrorCode.INVALID_REQUEST, 404, False),
     ChangedMeanwhile: ErrorMapping(ErrorCode.INVALID_REQUEST, 409, False),
     PolicyViolation: ErrorMapping(ErrorCode.POLICY_VIOLATION, 403, False),

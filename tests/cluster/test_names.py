@@ -5,11 +5,11 @@ import pytest
 from headrace.cluster.names import (
     check_no_collision,
     check_not_reserved,
-    check_topic_name,
     group_name_fault,
     is_reserved,
 )
 from headrace.errors import InvalidTopicName
+from headrace.settings.topic_name import check_topic_name
 from proving import proves
 
 

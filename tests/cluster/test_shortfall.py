@@ -12,6 +12,7 @@ from cluster.participants import Cluster, Machine, run
 from headrace.cluster.controller_core import UNKNOWN_END
 from headrace.cluster.image import NO_LEADER, Lost
 from headrace.cluster.incarnation import read_incarnation
+from headrace.cluster.participant import ClosedLogs
 from headrace.records.batch import batches
 from headrace.storage.commitlog.frames import APPEND
 from proving import proves
@@ -316,6 +317,20 @@ def test_a_leader_whose_log_went_offline_is_not_carried_over() -> None:
         assert len(record.lost) == 1
         await all_again(cluster, leader)
         await whole_again(cluster)
+
+    run(3, body)
+
+
+@proves("U6")
+def test_a_stop_with_a_log_offline_is_not_called_clean() -> None:
+    async def body(cluster: Cluster) -> None:
+        leader = await filled(cluster, flush_ms=1000)
+        leader.disk.fail_sync(LOG)
+        await cluster.until(lambda: leader.replica().log.offline is not None)
+        for machine in cluster.machines.values():
+            participant = machine.participant
+            await machine.stop()
+            assert participant.closed_logs == ClosedLogs(1, clean=machine is not leader)
 
     run(3, body)
 

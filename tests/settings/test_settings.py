@@ -10,7 +10,6 @@ from typing import get_args
 
 import pytest
 
-from headrace.cluster.config import text_of
 from headrace.errors import InvalidConfig, SettingError
 from headrace.settings import names
 from headrace.settings.values import (
@@ -22,6 +21,7 @@ from headrace.settings.values import (
     load,
     log_settings,
     read_topic_overrides,
+    text_of,
 )
 from proving import proves
 
@@ -35,7 +35,12 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     settings = load(str(file), {"HEADRACE_NUM_PARTITIONS": "3", "HEADRACE_RACK": "r2"}, {"num.partitions": "4"})
     names = ("num.partitions", "rack", "log.segment.bytes", "node.id")
     assert [settings.values[name] for name in names] == [4, "r2", 4096, 1]
-    assert [settings.sources[name].split()[0] for name in names] == ["flag", "environment", "file", "default"]
+    assert [settings.sources[name] for name in names] == [
+        "flag",
+        "environment HEADRACE_RACK",
+        f"file {file}",
+        "default",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +76,10 @@ def test_topic_overrides_are_checked_against_the_declaration() -> None:
     assert (settings.retention_ms, settings.segment_bytes, settings.compact, settings.delete) == (5, 2048, True, True)
     with pytest.raises(InvalidConfig, match=r"unknown topic setting 'segment\.byte'; did you mean 'segment\.bytes'"):
         check_topic_overrides({"segment.byte": "1"})
+    with pytest.raises(
+        InvalidConfig, match=r"unknown topic setting 'foo\.bar'; .*`headrace config describe topic NAME`"
+    ):
+        check_topic_overrides({"foo.bar": "1"})
     for check in (check_topic_overrides, read_topic_overrides):
         with pytest.raises(InvalidConfig, match="not one of"):
             check({"cleanup.policy": "shred"})

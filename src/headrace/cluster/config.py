@@ -27,6 +27,8 @@ from headrace.settings.values import (
     Value,
     check_topic_overrides,
     nearest,
+    plain_texts,
+    text_of,
 )
 
 DURABILITY: Final = ("durability", "reliability")
@@ -101,13 +103,6 @@ class EffectiveSettings:
         return self._made[1]
 
 
-def text_of(value: Value) -> str:
-    """A setting's value as it is written on the wire and in coordination."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
 def changed(
     current: Mapping[str, str],
     alteration: Alteration,
@@ -151,6 +146,7 @@ def plan_topic(image: Image, name: str, alter: Callable[[Mapping[str, str]], Map
         raise UnknownPartition(f"there is no topic {name!r}")
     overrides = alter(topic.overrides)
     check_topic_overrides(_to_check(topic.overrides, overrides, TOPIC_BY_NAME))
+    overrides = plain_texts(overrides, TOPIC_BY_NAME)
     key = keys.topic_key(image.prefix, name)
     altered = topic.durability_altered or any(overrides.get(each) != topic.overrides.get(each) for each in DURABILITY)
     after = replace(topic, overrides=overrides, durability_altered=altered)
@@ -175,7 +171,7 @@ def plan_broker(image: Image, broker: int | None, alter: Callable[[Mapping[str, 
         key, current = keys.broker_config_key(image.prefix, broker), image.broker_configs.get(broker, {})
     altered = alter(current)
     _check_broker_settings(_to_check(current, altered, BROKER_BY_NAME))
-    action = Put(key, keys.encode(dict(altered))) if altered else Delete(key)
+    action = Put(key, keys.encode(plain_texts(altered, BROKER_BY_NAME))) if altered else Delete(key)
     return Plan((Step((unchanged(key, image.config_revisions.get(key, 0)),), (action,)),))
 
 
@@ -193,7 +189,7 @@ def plan_group(image: Image, group: str, alter: Callable[[Mapping[str, str]], Ma
             GROUP_BY_NAME[name].parse(text)
         except SettingError as error:
             raise InvalidConfig(str(error)) from None
-    action = Put(key, keys.encode(dict(altered))) if altered else Delete(key)
+    action = Put(key, keys.encode(plain_texts(altered, GROUP_BY_NAME))) if altered else Delete(key)
     return Plan((Step((unchanged(key, image.config_revisions.get(key, 0)),), (action,)),))
 
 

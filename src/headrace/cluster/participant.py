@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.cluster import keys
@@ -59,6 +59,13 @@ LOOK_SECONDS: Final = 1.0
 """How often logs are looked at for those that are offline."""
 LOST_MAX: Final = 10_000
 """Logs that a registration names as holding less; with more of them, nothing counts as held."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLogs:
+    count: int
+    clean: bool
+    """Whether all of them are synced, and marked so."""
 
 
 class Participant:
@@ -111,6 +118,7 @@ class Participant:
         self._replication_end: Endpoint | None = None
         self._look_again_at = 0.0
         self._joined = False
+        self.closed_logs = ClosedLogs(0, clean=True)
         self.membership: Membership | None = None
         self.controller: Controller | None = None
 
@@ -448,9 +456,11 @@ class Participant:
         await self._built.aclose()
 
     def _close_store(self) -> None:
+        count = len(list(self.store.logs()))
         clean = self.store.close()
-        if not self._joined:
+        if not self._joined:  # nothing was served: what is there says of itself what it is
             return
+        self.closed_logs = ClosedLogs(count, clean and not self._offline())
         if self._offline():
             self._tell_offline()
         elif clean:

@@ -26,7 +26,7 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.names import OFFSETS_TOPIC, check_no_collision, check_not_reserved, check_topic_name
+from headrace.cluster.names import OFFSETS_TOPIC, check_no_collision, check_not_reserved
 from headrace.cluster.view import ClusterView
 from headrace.errors import (
     InvalidAssignment,
@@ -43,7 +43,8 @@ from headrace.placement.moves import goal
 from headrace.placement.ring import Ring
 from headrace.placement.spread import RING, SPREAD, open_sites, placement_of, spread
 from headrace.ports.coordination import Delete, Put
-from headrace.settings.values import BrokerSettings, check_topic_overrides
+from headrace.settings.topic_name import check_topic_name
+from headrace.settings.values import TOPIC_BY_NAME, BrokerSettings, check_topic_overrides, plain_texts
 
 STEP_PARTITIONS: Final = 100
 """Partitions written in one transaction."""
@@ -120,7 +121,7 @@ def draft_topic(image: Image, request: CreateTopic, limits: TopicLimits, topic_i
     replicas = _replicas_of_new(image, request, limits)
     _check_room(image, len(replicas), limits)
     partitions = tuple(_fresh(image, index, brokers) for index, brokers in enumerate(replicas))
-    return Topic(request.name, topic_id, partitions, dict(request.overrides), request.internal)
+    return Topic(request.name, topic_id, partitions, plain_texts(request.overrides, TOPIC_BY_NAME), request.internal)
 
 
 def plan_create(image: Image, request: CreateTopic, limits: TopicLimits, topic_id: bytes) -> Plan:

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from headrace.errors import SettingError
+from headrace.settings import quantities
 
 HIDDEN: Final = "(hidden)"
+FOREVER_MS: Final = 2**63 - 1
+"""The largest number that any setting can have."""
 
 
 class Secret:
@@ -36,6 +39,13 @@ Kind = Literal["int", "float", "bool", "str", "choice", "list", "secret"]
 Value = int | float | bool | str | tuple[str, ...] | Secret
 
 
+def text_of(value: Value) -> str:
+    """A setting's value as it is written on the wire and in coordination."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     name: str
@@ -51,6 +61,10 @@ class Setting:
     fixed: str = ""
     """Why nothing but the default is taken."""
 
+    def plain(self, given: str) -> str:
+        """The text that is stored and answered: a number is one for every client, however it was written."""
+        return str(self.parse(given)) if self.kind == "int" else given
+
     def parse(self, given: object) -> Value:
         """The value in its own type, or SettingError that says what would be right."""
         try:
@@ -60,8 +74,9 @@ class Setting:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.least is not None and value < self.least:
                 raise SettingError(f"setting {self.name}: {value} is below the least allowed, {self.least:g}")
-            if self.most is not None and value > self.most:
-                raise SettingError(f"setting {self.name}: {value} is above the most allowed, {self.most:g}")
+            most = FOREVER_MS if self.most is None else self.most
+            if value > most:
+                raise SettingError(f"setting {self.name}: {value} is above the most allowed, {most:g}")
         chosen = value if isinstance(value, tuple) else (value,)
         if self.choices and any(item not in self.choices for item in chosen):
             raise SettingError(f"setting {self.name}: {given!r} is not one of {', '.join(self.choices)}")
@@ -78,7 +93,7 @@ def _convert(setting: Setting, given: object) -> Value:
         case "int":
             if isinstance(given, bool):
                 raise ValueError
-            return int(given) if isinstance(given, int) else int(str(given).replace("_", ""))
+            return given if isinstance(given, int) else _whole_number(str(given).strip(), setting.unit)
         case "float":
             return float(str(given))
         case "bool":
@@ -94,12 +109,21 @@ def _convert(setting: Setting, given: object) -> Value:
             return str(given)
 
 
+def _whole_number(text: str, unit: str) -> int:
+    try:
+        return int(text.replace("_", ""))
+    except ValueError:
+        if not quantities.forms(unit):
+            raise
+        return quantities.parse_quantity(text, unit)
+
+
 def _expected(setting: Setting) -> str:
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
-    return words.get(setting.kind, "text") + (f" of {setting.unit}" if setting.unit else "")
+    forms = quantities.forms(setting.unit)
+    unit = f" of {setting.unit}" if setting.unit else ""
+    return words.get(setting.kind, "text") + unit + (f", nor such as {forms}" if forms else "")
 
-
-FOREVER_MS: Final = 2**63 - 1
 
 LEVELS: Final[dict[str, dict[str, str]]] = {
     "page-cache": {"durability": "os", "replication.point": "none", "replication.policy": "none"},

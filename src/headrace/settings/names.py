@@ -28,7 +28,7 @@ Text = Literal[
     "archive.group", "cluster.id", "coordination", "data", "etcd.tls.ca", "etcd.tls.cert", "etcd.tls.key",
     "etcd.user", "http.listen", "log.format", "log.layout", "log.level", "log.placement", "rack",
     "registry.http.listen", "replication.advertise", "replication.listen", "replication.tls.ca", "tls.certificate",
-    "tls.key",
+    "tls.client.ca", "tls.key",
 ]  # fmt: skip
 TextList = Literal["advertise", "listen", "offsets.loss.accepted", "registry.listen"]
 Hidden = Literal["etcd.password"]

@@ -36,6 +36,7 @@ USED_BY_REGISTRY: Final = (
     "etcd.password",
     "tls.certificate",
     "tls.key",
+    "tls.client.ca",
     "log.format",
     "log.level",
     "auto.create.topics.enable",

@@ -17,16 +17,43 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 from headrace.errors import InvalidConfig, SettingError
 from headrace.settings.broker import BROKER_SETTINGS
-from headrace.settings.declared import FOREVER_MS, GROUP_SETTINGS, LEVELS, TOPIC_SETTINGS, Secret, Setting, Value
+from headrace.settings.declared import (
+    FOREVER_MS,
+    GROUP_SETTINGS,
+    LEVELS,
+    TOPIC_SETTINGS,
+    Secret,
+    Setting,
+    Value,
+    text_of,
+)
 from headrace.settings.registry import REGISTRY_SETTINGS, USED_BY_REGISTRY
 
 if TYPE_CHECKING:
     from headrace.settings.names import Flag, Fraction, Hidden, Number, Text, TextList
 
 __all__ = [
-    "BROKER_BY_NAME", "BROKER_SETTINGS", "CLIENT_VARIABLES", "DEFAULTS_FOR_TOPICS", "FOREVER_MS", "GROUP_BY_NAME",
-    "REGISTRY_BY_NAME", "REGISTRY_SETTINGS", "TOPIC_BY_NAME", "TOPIC_SETTINGS", "BrokerSettings", "LogSettings",
-    "Secret", "Setting", "Value", "check_topic_overrides", "load", "log_settings", "read_topic_overrides",
+    "BROKER_BY_NAME",
+    "BROKER_SETTINGS",
+    "CLIENT_VARIABLES",
+    "DEFAULTS_FOR_TOPICS",
+    "FOREVER_MS",
+    "GROUP_BY_NAME",
+    "REGISTRY_BY_NAME",
+    "REGISTRY_SETTINGS",
+    "TOPIC_BY_NAME",
+    "TOPIC_SETTINGS",
+    "BrokerSettings",
+    "LogSettings",
+    "Secret",
+    "Setting",
+    "Value",
+    "check_topic_overrides",
+    "load",
+    "log_settings",
+    "plain_texts",
+    "read_topic_overrides",
+    "text_of",
 ]  # fmt: skip
 
 DEFAULTS_FOR_TOPICS: Final = tuple(
@@ -34,12 +61,19 @@ DEFAULTS_FOR_TOPICS: Final = tuple(
 )
 TOPIC_BY_NAME: Final = {setting.name: setting for setting in TOPIC_SETTINGS}
 GROUP_BY_NAME: Final = {setting.name: setting for setting in GROUP_SETTINGS}
-CLIENT_VARIABLES: Final = frozenset({"HEADRACE_BOOTSTRAP", "HEADRACE_REGISTRY"})
+CLIENT_VARIABLES: Final = frozenset(
+    "HEADRACE_" + name
+    for name in (
+        *("BOOTSTRAP", "REGISTRY", "TIMEOUT", "CONTEXT", "CONFIG"),
+        *("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE"),
+    )
+)
 """Read by the command line when it talks to a server; a server that finds them passes over them."""
 BROKER_BY_NAME: Final = {setting.name: setting for setting in (*BROKER_SETTINGS, *DEFAULTS_FOR_TOPICS)}
 REGISTRY_BY_NAME: Final = {setting.name: setting for setting in REGISTRY_SETTINGS} | {
     name: BROKER_BY_NAME[name] for name in USED_BY_REGISTRY
 }
+ENVIRONMENT: Final = "environment"
 _KNOWN: Final = BROKER_BY_NAME | REGISTRY_BY_NAME
 """A file may hold both kinds: each server reads its own."""
 
@@ -50,6 +84,7 @@ class BrokerSettings:
 
     values: Mapping[str, Value]
     sources: Mapping[str, str]
+    """`default`, `file PATH`, `environment VARIABLE`, `flag`; in a cluster also `cluster` and `broker`."""
 
     @overload
     def __getitem__(self, name: Number) -> int: ...
@@ -171,6 +206,11 @@ def check_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
     return checked
 
 
+def plain_texts(given: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, str]:
+    """What was checked, as it is stored: durations and sizes as plain numbers. Unknown names are kept as they are."""
+    return {name: known[name].plain(text) if name in known else text for name, text in given.items()}
+
+
 def read_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
     """The overrides that a topic has, in their types. Names that this version does not know are passed over: a newer
     broker of the cluster has checked them, and they are for those that know them."""
@@ -183,12 +223,13 @@ def load(
     """Effective settings from all sources; SettingError names source and setting."""
     values: dict[str, Value] = {name: setting.default for name, setting in _KNOWN.items()}
     sources = dict.fromkeys(values, "default")
-    for source, given in (
+    for place, given in (
         (f"file {file}", _from_file(file) if file else {}),
-        ("environment", _from_environment(os.environ if environment is None else environment)),
+        (ENVIRONMENT, _from_environment(os.environ if environment is None else environment)),
         ("flag", dict(flags or {})),
     ):
         for name, raw in given.items():
+            source = f"{place} {variable_of(name)}" if place == ENVIRONMENT else place
             setting = _KNOWN.get(name)
             if setting is None:
                 raise SettingError(f"{source}: unknown setting {name!r}{nearest(name, _KNOWN)}")
@@ -202,8 +243,12 @@ def load(
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """What to say behind an unknown name."""
+    listed = "`headrace serve --print-config` lists all"
+    for kind, settings in (("topic", TOPIC_BY_NAME), ("group", GROUP_BY_NAME)):
+        if known is settings:
+            listed = f"docs/SETTINGS.md and `headrace config describe {kind} NAME` list all"
     close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else "; `headrace serve --print-config` lists all"
+    return f"; did you mean {close[0]!r}?" if close else f"; {listed}"
 
 
 def _from_file(path: str) -> dict[str, object]:
@@ -225,8 +270,13 @@ def _flatten(prefix: str, table: Mapping[str, object]) -> Iterable[tuple[str, ob
             yield name, value
 
 
+def variable_of(name: str) -> str:
+    """The environment's variable for a setting."""
+    return "HEADRACE_" + name.upper().replace(".", "_")
+
+
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    by_variable = {"HEADRACE_" + name.upper().replace(".", "_"): name for name in _KNOWN}
+    by_variable = {variable_of(name): name for name in _KNOWN}
     given: dict[str, object] = {}
     for variable, value in environment.items():
         if not variable.startswith("HEADRACE_") or variable in CLIENT_VARIABLES:
