@@ -1,11 +1,11 @@
-"""The asynchronous producer, consumer and listeners, made of those for threads; `--check` compares.
+"""The asynchronous producer, consumer, listeners and admin client, made of those for threads; `--check` compares.
 
 Both faces are one text. What differs between threads and asyncio stands in pairs with the same names: the modules
-`headrace.client.consumer.threads` and `headrace.aio.tasks`; what the module of the producer has before its public
-class, and `headrace.aio.appender`. The rest follows from a rule: a method that waits is a coroutine function, and who
-calls one awaits it. What waits is named in WAITS; methods that call it are found, and those
-that call them. As httpcore's script of that name, the other way round: threads are what most programs use, so their
-text is the one that is written, and read, by hand.
+`headrace.client.consumer.threads` and `headrace.aio.tasks`; `headrace.client.admin.calls` and `headrace.aio.calls`;
+what the module of the producer has before its public class, and `headrace.aio.appender`. The rest follows from a rule:
+a method that waits is a coroutine function, and who calls one awaits it. What waits is named in WAITS; methods that
+call it are found, and those that call them. As httpcore's script of that name, the other way round: threads are what
+most programs use, so their text is the one that is written, and read, by hand.
 
 What is made is committed, so that an install, a wheel, mypy and ruff need to know nothing of this; a test compares it.
 """
@@ -26,7 +26,7 @@ SOURCE: Final = ROOT / "src" / "headrace"
 HEAD: Final = "# Made by tools/unasync.py of src/headrace/{source}: change that one, then run `make unasync`.\n"
 WAITS: Final = frozenset(
     {
-        *(f"{driver}.{name}" for driver in ("driver", "self._driver") for name in ("wait", "turn", "cede")),
+        *(f"{driver}.{name}" for driver in ("driver", "self._driver") for name in ("wait", "turn", "cede", "tell")),
         *("self._changed.wait", "self._changed.wait_for", "self._ended.wait", "self._crew.join"),
         *(f"{driver}.{name}" for driver in ("driver", "self._driver") for name in ("have", "callbacks_ended")),
         *(
@@ -36,7 +36,8 @@ WAITS: Final = frozenset(
             "self._listening.halt",
             "self._close_consumer",
         ),
-        *("source.take", "source.step_aside", "blocking", "call", "work"),
+        *("self._calls.call", "self._calls.close"),
+        *("source.take", "source.step_aside", "source.tell", "blocking", "call", "work"),
     }
 )
 """Besides the methods that are found to wait: calls as they are written."""
@@ -45,6 +46,10 @@ WORDS: Final = (
     (r"\bheadrace\.client\.consumer\.(consumer|listener)\b", r"headrace.aio.\1"),
     (r"\bheadrace\.client\.consumer\.threads\b", "headrace.aio.tasks"),
     (r"\bheadrace\.client\.producer\.producer\b", "headrace.aio.producer"),
+    (r"\bheadrace\.client\.admin\.calls\b", "headrace.aio.calls"),
+    (r"(?m)^    with Admin", "    async with Admin"),
+    (r"(?m)^        admin\.create_topic", "        await admin.create_topic"),
+    (r"print\(admin\.", "print(await admin."),
     (r"\b__(enter|exit|iter)__\b", r"__a\1__"),
     (r"The public producer, for threads: any of them may send, .*", "The public producer, for coroutines of one loop."),
     (
@@ -79,6 +84,13 @@ WORDS: Final = (
         r"Use one consumer from one task at a time; only `close` may come from another",
         "Make it where its loop runs, and use it from one task at a time",
     ),
+    (r"The public admin client, for tasks", "The public admin client, for asyncio"),
+    (
+        r"Any task may use it; calls run .*",
+        "Any task of its loop may use it; calls run one after another, in a thread of the client's own, so that the "
+        "loop goes on\nmeanwhile (`headrace.aio.calls` says why). A call that is cancelled is given up; the broker may "
+        "have done it.",
+    ),
     (r"(?m)^from collections\.abc import ", "from collections.abc import AsyncIterator, "),
 )
 
@@ -94,6 +106,7 @@ class Module:
 MODULES: Final = (
     Module("client/consumer/consumer.py", "aio/consumer.py"),
     Module("client/consumer/listener.py", "aio/listener.py"),
+    Module("client/admin/admin.py", "aio/admin.py"),
     Module(
         "client/producer/producer.py", "aio/producer.py", "from headrace.aio.appender import RecordAppender, connect\n"
     ),
@@ -122,7 +135,8 @@ def public_part(text: str, instead: str) -> str:
         return text
     body = ast.parse(text).body
     imports = [node.end_lineno or 0 for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-    defined = [node.lineno - 1 for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    definitions = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    defined = [min((node, *node.decorator_list), key=lambda each: each.lineno).lineno - 1 for node in definitions]
     lines = text.splitlines(keepends=True)
     parts = lines[: imports[-1]], [instead], lines[imports[-1] : defined[0]], lines[defined[-1] :]
     return "".join(line for part in parts for line in part)

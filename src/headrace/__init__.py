@@ -1,6 +1,6 @@
 """Headrace: a message broker in Python that every Kafka client can use, and a client for every Kafka broker.
 
-    from headrace import Producer, Consumer
+    from headrace import Producer, Consumer, Admin
 
 The names of the client are imported when they are first used, so that a broker does not pay for them.
 """
@@ -11,24 +11,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.client.admin.fetch import read
+    from headrace.client.admin.admin import Admin
+    from headrace.client.admin.fetch import TopicReplaced, read
     from headrace.client.consumer.consumer import Consumer
-    from headrace.client.consumer.progress import NotHeld
+    from headrace.client.consumer.progress import NotHeld, ProgressUnusable
     from headrace.client.consumer.retries import LATER
+    from headrace.client.contexts import context
     from headrace.client.errors import (
         BrokerUnreachable,
+        CalledWithin,
         DeliveryUnknown,
         EngineClosed,
         ForkedEngine,
+        GroupNotEmpty,
+        GroupNotFound,
         NoBroker,
         NotDelivered,
         ProducerClosed,
         QueueFull,
         Refusal,
+        TopicAlreadyExists,
         UnknownTopic,
     )
+    from headrace.client.fetch_requests import CorruptLog
     from headrace.client.producer.producer import Producer
-    from headrace.errors import HeadraceError
+    from headrace.errors import (
+        BatchTooLarge,
+        CorruptBatch,
+        HeadraceError,
+        InvalidRecord,
+        InvalidRequest,
+        InvalidTopicName,
+        OffsetOutOfRange,
+        ProtocolError,
+        RequestTimedOut,
+        SettingError,
+        Unsupported,
+    )
     from headrace.records.builder import Delivery, Report
     from headrace.records.consumer_records import ReceivedRecord as Record
 
@@ -36,57 +55,97 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LATER",
+    "Admin",
+    "BatchTooLarge",
     "BrokerUnreachable",
+    "CalledWithin",
     "Consumer",
+    "CorruptBatch",
+    "CorruptLog",
     "Delivery",
     "DeliveryUnknown",
     "EngineClosed",
     "ForkedEngine",
+    "GroupNotEmpty",
+    "GroupNotFound",
     "HeadraceError",
+    "InvalidRecord",
+    "InvalidRequest",
+    "InvalidTopicName",
     "NoBroker",
     "NotDelivered",
     "NotHeld",
+    "OffsetOutOfRange",
     "Producer",
     "ProducerClosed",
+    "ProgressUnusable",
+    "ProtocolError",
     "QueueFull",
     "Record",
     "Refusal",
     "Report",
+    "RequestTimedOut",
+    "SettingError",
+    "TopicAlreadyExists",
+    "TopicReplaced",
     "UnknownTopic",
+    "Unsupported",
     "__version__",
+    "context",
     "read",
 ]
 
 _HOMES = {
     "LATER": "client.consumer.retries",
+    "Admin": "client.admin.admin",
+    "BatchTooLarge": "errors",
     "BrokerUnreachable": "client.errors",
+    "CalledWithin": "client.errors",
     "Consumer": "client.consumer.consumer",
+    "CorruptBatch": "errors",
+    "CorruptLog": "client.fetch_requests",
     "Delivery": "records.builder",
     "DeliveryUnknown": "client.errors",
     "EngineClosed": "client.errors",
     "ForkedEngine": "client.errors",
+    "GroupNotEmpty": "client.errors",
+    "GroupNotFound": "client.errors",
     "HeadraceError": "errors",
+    "InvalidTopicName": "errors",
+    "InvalidRecord": "errors",
+    "InvalidRequest": "errors",
     "NoBroker": "client.errors",
     "NotDelivered": "client.errors",
     "NotHeld": "client.consumer.progress",
+    "OffsetOutOfRange": "errors",
     "Producer": "client.producer.producer",
     "ProducerClosed": "client.errors",
+    "ProgressUnusable": "client.consumer.progress",
+    "ProtocolError": "errors",
     "QueueFull": "client.errors",
     "Record": "records.consumer_records",
     "Refusal": "client.errors",
     "Report": "records.builder",
+    "RequestTimedOut": "errors",
+    "SettingError": "errors",
+    "TopicAlreadyExists": "client.errors",
+    "TopicReplaced": "client.admin.fetch",
     "UnknownTopic": "client.errors",
+    "Unsupported": "errors",
+    "context": "client.contexts",
     "read": "client.admin.fetch",
 }
 _NAMES_AT_HOME = {"Record": "ReceivedRecord"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    found = getattr(import_module(f"headrace.{_HOMES[name]}"), _NAMES_AT_HOME.get(name, name))
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # which would take every misspelt name for one of any type
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+        found = getattr(import_module(f"headrace.{_HOMES[name]}"), _NAMES_AT_HOME.get(name, name))
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

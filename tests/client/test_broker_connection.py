@@ -126,7 +126,6 @@ def test_a_refused_connection_says_so_and_that_nothing_was_sent(driver: Driver) 
     driver.until(lambda: heard)
     assert isinstance(heard[0], NeverSent)
     assert "no broker answers at 127.0.0.1:" in str(heard[0])
-    assert "make serve" in str(heard[0])
 
 
 def test_a_name_is_looked_up_and_one_that_has_no_address_is_told(driver: Driver, broker: Broker) -> None:
@@ -157,7 +156,7 @@ def test_a_peer_that_is_no_broker_is_told_as_such(threads: Driver, answer: bytes
         heard = ask(open_link(threads, peer.address))
         threads.until(lambda: heard)
     assert isinstance(heard[0], ProtocolError)
-    assert str(heard[0]) == f"{peer.address} does not answer as a Kafka broker"
+    assert str(heard[0]).startswith(f"{peer.address} does not answer as a Kafka broker")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_topic_is_created_enlarged_altered_and_deleted(cluster: Cluster, topic
     operations.create_partitions(cluster, name, 4)
     assert len(cluster.topic(name).partitions) == 4
     operations.delete_topic(cluster, name)
-    with pytest.raises(UnknownTopic, match=f"headrace topic create {name}"):
+    with pytest.raises(UnknownTopic, match=f"there is no topic {name!r}"):
         cluster.topic(name)
 
 

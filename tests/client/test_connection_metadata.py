@@ -351,7 +351,8 @@ def test_the_next_address_is_asked_when_one_does_not_answer(told: Told, monkeypa
         scene.pool.release()
 
 
-def test_nobody_there_is_told_at_once_and_for_each_address() -> None:
+def test_nobody_there_is_told_for_each_address_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "WANT_WITHIN_S", 0.1)
     addresses = tuple(Address("127.0.0.1", free_port()) for _ in range(2))
     scene = Scene(Told(), None, ConnectionPool(addresses, client_id="nobody"))  # type: ignore[arg-type]
     error = scene.want("t")

@@ -339,7 +339,7 @@ def test_what_is_not_there_is_told_and_may_come_later(
         return len(found) == 5
 
     wait_for("records of a topic that came later", more)
-    nowhere = Consumer(name, bootstrap="127.0.0.1:1")
+    nowhere = Consumer(name, bootstrap="127.0.0.1:1", timeout_ms=200)
     with pytest.raises(NoBroker, match=r"no broker answers at 127\.0\.0\.1:1"):
         nowhere.poll(timeout_ms=10_000)
     nowhere.close()

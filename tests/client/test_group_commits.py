@@ -7,84 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
 import pytest
 
 import headrace
 from brokers import Broker, wait_for
+from client.blocking_consumer import Blocking
 from clients.records import Record
 from clients.with_confluent import ConfluentKafka
-from headrace import aio
 from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.consumer.core import AssignmentSource, ConsumerCore
+from headrace.client.consumer.core import AssignmentSource
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.membership import Membership
 from headrace.client.consumer.progress import NotHeld, Offsets, Saved
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
-from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
 
 MakeTopic = Callable[..., str]
-
-
-class Blocking:
-    """A consumer of either kind, called as one for threads."""
-
-    def __init__(self, runner: asyncio.Runner | None, *topics: str, **options: object) -> None:
-        self._runner = runner
-
-        async def make() -> aio.Consumer:
-            return aio.Consumer(topics, **options)  # type: ignore[arg-type]
-
-        self.consumer = (
-            headrace.Consumer(topics, **options) if runner is None else runner.run(make())  # type: ignore[arg-type]
-        )
-
-    def _run(self, result: object) -> object:
-        async def awaited(waiting: Awaitable[object]) -> object:
-            return await waiting
-
-        return self._runner.run(awaited(result)) if isinstance(result, Awaitable) and self._runner else result
-
-    @property
-    def core(self) -> ConsumerCore:
-        return self.consumer._core
-
-    def poll(self, most: int) -> list[ReceivedRecord]:
-        return self._run(self.consumer.poll(200, max_records=most))  # type: ignore[return-value]
-
-    def read(self, most: int) -> list[int]:
-        """The offsets of the next records that come, so many at most."""
-        found: list[ReceivedRecord] = []
-
-        def came() -> bool:
-            found.extend(self.poll(most))
-            return bool(found)
-
-        wait_for("records", came, pause_s=0.0)
-        return [record.offset for record in found]
-
-    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        self._run(self.consumer.commit(offsets))
-
-    def seek(self, topic: str, partition: int, offset: int) -> None:
-        self._run(self.consumer.seek(topic, partition, offset))
-
-    def close(self) -> None:
-        self._run(self.consumer.close())
-
-    def under_lock(self, act: Callable[[], None]) -> None:
-        async def on_loop() -> None:
-            act()
-
-        if self._runner is not None:
-            self._runner.run(on_loop())
-        else:
-            with self.consumer._driver.lock:
-                act()
 
 
 MakeConsumer = Callable[..., Blocking]
@@ -119,12 +61,6 @@ def write(broker: Broker, topic: str, count: int, partition: int = 0) -> None:
     ConfluentKafka().produce(broker.bootstrap, topic, [Record(b"%d" % n, partition=partition) for n in range(count)])
 
 
-def membership(consumer: Blocking) -> Membership:
-    source = consumer.core._source
-    assert isinstance(source, Membership)
-    return source
-
-
 class LateAnswers:
     """A group whose answers to commits come when the test gives them."""
 
@@ -146,7 +82,7 @@ def test_a_commit_of_partitions_that_were_lost_says_so_once(
     consumer = join(target, commit_interval_ms=0)
     assert consumer.read(4) == [0, 1, 2, 3]
     # As after rebalance_timeout_ms of work.
-    consumer.under_lock(membership(consumer)._step_out)
+    consumer.under_lock(consumer.membership._step_out)
     with pytest.raises(NotHeld, match=f"progress of {target}-0 was not saved"):
         consumer.commit()
     assert groups.fetch_offsets(cluster, group) == {}
@@ -162,7 +98,7 @@ def test_a_commit_says_so_also_when_the_partition_is_back_unless_it_has_reached_
     consumer = join(target, commit_interval_ms=0)
     consumer.read(4)
     for again, reaches in ((2, False), (6, True)):
-        consumer.under_lock(membership(consumer)._step_out)
+        consumer.under_lock(consumer.membership._step_out)
         assert consumer.read(again)[0] == 0
         if reaches:
             consumer.commit()
@@ -180,14 +116,14 @@ def test_what_was_committed_or_never_handed_out_is_not_missed_when_its_partition
     consumer = join(target, topic(), commit_interval_ms=0)
     consumer.read(4)
     consumer.commit()
-    consumer.under_lock(membership(consumer)._step_out)
+    consumer.under_lock(consumer.membership._step_out)
     consumer.commit()
 
 
 def test_what_could_not_be_saved_when_its_partition_went_is_said(target: str, join: MakeConsumer) -> None:
     consumer = join(target)
     consumer.read(4)
-    member = membership(consumer)
+    member = consumer.membership
 
     def give_up() -> None:
         consumer.core.collector.finish_last()

@@ -21,8 +21,8 @@ from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import Position, fetch
 from headrace.client.connection import connections
 from headrace.client.errors import (
-    BrokerUnreachable,
     DeliveryUnknown,
+    NoBroker,
     NotDelivered,
     ProducerClosed,
     QueueFull,
@@ -547,10 +547,9 @@ def test_what_a_broker_that_hung_has_in_its_sockets_neither_doubles_nor_overtake
 
 
 def test_a_producer_that_is_told_nothing_but_unreachable_addresses_says_which() -> None:
-    with Producer("127.0.0.1:1", delivery_timeout_ms=200) as producer:
-        with pytest.raises((BrokerUnreachable, RequestTimedOut, HeadraceError)) as told:
-            producer.send("t", b"v")
-        assert "127.0.0.1:1" in str(told.value) or "brokers running" in str(told.value)
+    told = r"no broker answers at 127\.0\.0\.1:1 \(tried for \d+\.\d s\)"
+    with Producer("127.0.0.1:1", delivery_timeout_ms=200) as producer, pytest.raises(NoBroker, match=told):
+        producer.send("t", b"v")
 
 
 @proves("R6")
@@ -579,7 +578,7 @@ def test_a_topic_made_anew_with_fewer_partitions_is_written_on(
         ({"timestamp_ms": 2**70}, InvalidRecord, "timestamp_ms"),
         ({"partition": 2**70}, InvalidRecord, "partition"),
         ({"headers": [(b"k", b"v")]}, TypeError, "name is text"),
-        ({"headers": {"name": b"v"}}, TypeError, "pairs"),
+        ({"headers": [b"name"]}, TypeError, "pairs"),
     ],
 )
 def test_a_record_that_cannot_be_says_what_is_wrong(

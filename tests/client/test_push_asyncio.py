@@ -16,7 +16,7 @@ from clients.with_confluent import ConfluentKafka
 from headrace.aio import LATER, Consumer
 from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
-from headrace.client.errors import Refusal
+from headrace.client.errors import Refusal, UnknownTopic
 from headrace.errors import ErrorCode, InvalidRequest
 from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
@@ -25,6 +25,16 @@ MakeTopic = Callable[..., str]
 Run = Callable[[Coroutine[None, None, None]], None]
 PARTITIONS = 4
 DEADLINE_S = 120.0
+
+
+async def first_letter(broker: Broker, group: str) -> ReceivedRecord:
+    """Of the dead letters, which may have no topic yet."""
+    async with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead, asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                return await anext(dead.records())
+            except UnknownTopic:
+                continue
 
 
 @pytest.fixture
@@ -173,8 +183,7 @@ def test_a_record_that_fails_is_tried_again_later_and_then_put_aside(
         consumer = Consumer(target, bootstrap=broker.bootstrap, group=group)
         async with consumer.listen(seen, max_tries=2, delays_ms=(20, 40)):
             await seen.until(lambda: (seen.values()[b"3"], seen.values()[b"8"]) == (3, 2))
-            async with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead:
-                letter = await anext(dead.records(30_000))
+            letter = await first_letter(broker, group)
         assert (letter.value, dict(letter.headers)["headrace-tries"]) == (b"3", b"3")
         assert {(r.topic, r.partition, r.offset) for r in seen.records if r.value == b"3"} == {(target, 3, 0)}
 
@@ -321,3 +330,23 @@ def test_listening_ends_with_the_error_that_the_group_gives(
         await first.close()
 
     run(main())
+
+
+@proves("U2")
+def test_what_an_async_listener_raised_is_logged_with_where(
+    run: Run, broker: Broker, topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = topic()
+    write(broker, target, 1, partitions=1)
+
+    async def look_up(value: bytes | None) -> None:
+        raise KeyError(value)
+
+    async def main() -> None:
+        seen = Watched(lambda record: look_up(record.value))
+        async with Consumer(target, bootstrap=broker.bootstrap, group=group).listen(seen, max_tries=0):
+            await first_letter(broker, group)
+
+    run(main())
+    assert f"{target}-0 at offset 0 failed for the 1. time: KeyError: b'0'" in caplog.text
+    assert "aio/tasks.py" not in caplog.text

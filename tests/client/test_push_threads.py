@@ -23,7 +23,7 @@ from headrace import LATER, Consumer, Producer
 from headrace.client.admin import groups, operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.consumer import listener as listener_module
-from headrace.client.errors import Refusal
+from headrace.client.errors import GroupNotFound, Refusal, UnknownTopic
 from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, RequestTimedOut, SettingError
 from headrace.records.consumer_records import ReceivedRecord
 from proving import proves
@@ -45,6 +45,14 @@ def write(broker: Broker, topic: str, count: int, partitions: int = PARTITIONS, 
     ]
     ConfluentKafka().produce(broker.bootstrap, topic, records)
     return values
+
+
+def letters(dead: Consumer) -> list[ReceivedRecord]:
+    """What came of the dead letters, which may have no topic yet."""
+    try:
+        return dead.poll(500)
+    except UnknownTopic:
+        return []
 
 
 class Seen:
@@ -158,7 +166,7 @@ def test_a_record_that_fails_is_tried_again_later_and_then_put_aside(
         wait_for("three tries of one and two of another", lambda: (seen.values()[b"3"], seen.values()[b"8"]) == (3, 2))
         dead = Consumer(f"{group}.dead", bootstrap=broker.bootstrap)
         with dead:
-            (letter,) = wait_for("the dead letter", lambda: dead.poll(500))
+            (letter,) = wait_for("the dead letter", lambda: letters(dead))
     assert seen.values().total() == 20 + 3
     again = [record for record in seen.records if record.value == b"3"]
     assert {(r.topic, r.partition, r.offset, r.key, tuple(r.headers)) for r in again} == {
@@ -194,7 +202,7 @@ def test_in_order_with_a_limit_the_record_is_put_aside_and_the_next_one_comes(
     with Consumer(target, bootstrap=broker.bootstrap, group=group).listen(seen, ordered=True, max_tries=1, pause_ms=10):
         wait_for("the record behind it", lambda: seen.values()[b"2"])
         with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead:
-            assert [record.value for record in wait_for("the dead letter", lambda: dead.poll(500))] == [b"1"]
+            assert [record.value for record in wait_for("the dead letter", lambda: letters(dead))] == [b"1"]
     assert [record.value for record in seen.records] == [b"0", b"1", b"1", b"2"]
 
 
@@ -207,7 +215,7 @@ def test_a_value_that_cannot_be_decoded_is_put_aside_as_it_came(broker: Broker, 
     with consumer.listen(lambda record: values.append(record.value), max_tries=0):
         wait_for("those that can", lambda: len(values) == 2)
         with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead:
-            assert [record.value for record in wait_for("the dead letter", lambda: dead.poll(500))] == [b"{broken"]
+            assert [record.value for record in wait_for("the dead letter", lambda: letters(dead))] == [b"{broken"]
     assert sorted(values, key=str) == [{"n": 1}, {"n": 2}]
 
 
@@ -221,7 +229,7 @@ def test_a_large_record_that_fails_is_put_aside_as_any_other(broker: Broker, top
         consumer.listen(seen, max_tries=1, delays_ms=(10,)),
         Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead,
     ):
-        assert [record.value for record in wait_for("the dead letter", lambda: dead.poll(500))] == [LARGE]
+        assert [record.value for record in wait_for("the dead letter", lambda: letters(dead))] == [LARGE]
     assert len(seen.records) == 2
 
 
@@ -237,7 +245,7 @@ def test_a_record_that_cannot_be_put_aside_is_sent_until_it_can_without_calling_
         wait_for("the error", lambda: f"{target}-0 at offset 0 failed and cannot be put into" in caplog.text)
         operations.alter_configs(cluster, "topic", f"{group}.dead", values={"max.message.bytes": "4000000"})
         with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead:
-            assert [record.value for record in wait_for("the dead letter", lambda: dead.poll(500))] == [LARGE]
+            assert [record.value for record in wait_for("the dead letter", lambda: letters(dead))] == [LARGE]
     assert len(seen.records) == 1
     assert caplog.text.count("cannot be put into") == 1
 
@@ -370,7 +378,10 @@ def test_listening_that_ends_by_an_error_leaves_the_group(
     first = Consumer(topic(), instance_id="only", **options).listen(Seen())  # type: ignore[arg-type]
 
     def members() -> int:
-        return len(groups.describe_group(cluster, group).members)
+        try:
+            return len(groups.describe_group(cluster, group).members)
+        except GroupNotFound:
+            return 0
 
     wait_for("both members", lambda: members() == 2)
     with Consumer(f"{group}.retry", instance_id="only.retry", **options) as second:  # type: ignore[arg-type]
@@ -460,3 +471,59 @@ def test_listeners_need_progress_to_be_saved_by_the_clock(
         pytest.raises(SettingError, match="commit_interval_ms"),
     ):
         consumer.listen(Seen())
+
+
+@proves("U2")
+def test_topics_for_what_failed_are_made_when_the_first_record_needs_them(
+    broker: Broker, cluster: Cluster, topic: MakeTopic, group: str
+) -> None:
+    target, seen = topic(), Seen({b"2": 1, b"3": 99})
+    write(broker, target, 2, partitions=1)
+
+    def made() -> set[str]:
+        return {name.removeprefix(group) for name in cluster.topology().topics if name.startswith(group)}
+
+    consumer = Consumer(target, bootstrap=broker.bootstrap, group=group)
+    with consumer.listen(seen, max_tries=1, delays_ms=(10, 20, 30)):
+        wait_for("the progress of what was done", lambda: len(seen.records) == 2)
+        assert made() == set()
+        write(broker, target, 1, partitions=1, first=2)
+        wait_for("the second try", lambda: seen.values()[b"2"] == 2)
+        assert made() == {".retry"}
+        assert len(cluster.topic(f"{group}.retry").partitions) == 3
+        write(broker, target, 1, partitions=1, first=3)
+        with Consumer(f"{group}.dead", bootstrap=broker.bootstrap) as dead:
+            (letter,) = wait_for("the dead letter", lambda: letters(dead))
+        assert (letter.value, seen.values()[b"3"]) == (b"3", 2)
+        assert made() == {".retry", ".dead"}
+
+
+@proves("U2")
+def test_members_that_were_there_before_the_retry_topic_read_it(broker: Broker, topic: MakeTopic, group: str) -> None:
+    target, seen = topic(partitions=PARTITIONS), Seen({b"%d" % n: 1 for n in range(8)})
+    members = [Consumer(target, bootstrap=broker.bootstrap, group=group, client_id=f"m{n}") for n in range(2)]
+    with members[0].listen(seen, delays_ms=(10,)), members[1].listen(seen, delays_ms=(10,)):
+        wait_for("both to have partitions", lambda: all(len(member.assignment) == 2 for member in members))
+        write(broker, target, 8)
+        wait_for("a second try of all", lambda: min(seen.values().values(), default=0) >= 2 and len(seen.values()) == 8)
+
+
+@proves("U2")
+def test_what_a_listener_raised_is_logged_with_where(
+    broker: Broker, topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = topic()
+    write(broker, target, 1, partitions=1)
+
+    prices: dict[bytes | None, int] = {}
+
+    def look_up(value: bytes | None) -> int:
+        return prices[value]
+
+    with Consumer(target, bootstrap=broker.bootstrap, group=group).listen(lambda record: look_up(record.value)):
+        wait_for("the warning", lambda: f"{target}-0 at offset 0 failed for the 1. time" in caplog.text)
+    (said,) = [each for each in caplog.records if "failed for the 1. time" in each.getMessage()]
+    assert said.exc_info is not None
+    assert "in look_up" in caplog.text
+    assert "KeyError: b'0'" in caplog.text
+    assert "client/consumer/threads.py" not in caplog.text

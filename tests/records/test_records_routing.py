@@ -146,11 +146,11 @@ def test_a_record_is_in_its_batch_as_it_was_sent(sender: Sender) -> None:
     assert found[2].timestamp_ms == third.timestamp_ms > NOW_MS
 
 
-def test_only_bytes_are_sent_unless_there_is_an_encoder(
+def test_only_bytes_and_text_are_sent_unless_there_is_an_encoder(
     sender: Sender, routing: ModuleType, building: ModuleType
 ) -> None:
-    with pytest.raises(TypeError, match="value is bytes or None, not str"):
-        sender.router(-1).send_async("orders", "text")
+    with pytest.raises(TypeError, match="value is bytes, str or None, not dict: give the producer an encoder"):
+        sender.router(-1).send_async("orders", {"a": 1})
     with pytest.raises(TypeError, match="key is bytes"):
         sender.router(-1).send_async("orders", b"v", key=5)
     encoding = Sender(routing, building, encoder=lambda value: repr(value).encode())

@@ -8,20 +8,20 @@ queue is full and the policy is to wait, it raises QueueFull, and `await send(..
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
 from headrace.aio.reactor import AsyncioReactor, Waiters
 from headrace.client.connection.connections import ConnectionPool, shared
+from headrace.client.connection.tls import Tls
 from headrace.client.errors import ProducerClosed, QueueFull
-from headrace.client.producer.accumulator import FIND_WITHIN_S, Need, ProduceResult, not_heard_of
+from headrace.client.producer.accumulator import Need, ProduceResult, not_heard_of
 from headrace.client.producer.sender import Sender
 from headrace.errors import HeadraceError, InvalidRecord
 from headrace.records.builder import Delivery, Report, SentBatch
-from headrace.records.record import Header
+from headrace.records.record import GivenHeaders
 
 ASIDE_MAX: Final = 10_000
 
@@ -84,7 +84,7 @@ class RecordAppender:
         self._encoder = sender.options.encoder
         """Called here, once for a record: a put may be made again."""
         self._acks = sender.options.acks
-        self._find_s = min(FIND_WITHIN_S, sender.options.delivery_timeout_ms / 1000)
+        self._find_s = sender.options.delivery_timeout_ms / 1000
         self._interval = sender.options.interval_ms > 0
         self._aside: dict[str, deque[tuple[Put, Delivery, float]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,8 +95,8 @@ class RecordAppender:
         self,
         topic: str,
         value: Any,
-        key: bytes | None,
-        headers: Sequence[Header] | None,
+        key: bytes | str | None,
+        headers: GivenHeaders | None,
         partition: int | None,
         timestamp_ms: int | None,
         acks: int | None,
@@ -124,8 +124,8 @@ class RecordAppender:
         topic: str,
         value: Any,
         *,
-        key: bytes | None = None,
-        headers: Sequence[Header] | None = None,
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         acks: int | None = None,
@@ -169,10 +169,10 @@ class RecordAppender:
         self,
         topic: str,
         value: Any,
-        order_key: bytes,
+        order_key: bytes | str,
         *,
-        key: bytes | None,
-        headers: Sequence[Header] | None,
+        key: bytes | str | None,
+        headers: GivenHeaders | None,
         timestamp_ms: int | None,
         acks: int | None,
         callback: Callable[[Delivery], object] | None,
@@ -241,7 +241,7 @@ class RecordAppender:
                 if not found and room:
                     return self._sender.accumulator(self._acks).drop(topic)
                 if not found and self._loop.time() >= find_until:
-                    raise not_heard_of(topic, self._find_s) from None
+                    raise not_heard_of(self._sender.pool, topic, self._find_s) from None
 
     def _set_aside(self, topic: str, put: Put) -> Delivery:
         """Keep a record until its topic is known, and those before it are in their batches."""
@@ -304,8 +304,6 @@ def _pass_on(real: Delivery, sent: SentBatch) -> None:
     sent.run_callbacks()
 
 
-def connect(
-    bootstrap: str | Iterable[str], client_id: str, tls: ssl.SSLContext | None
-) -> tuple[ConnectionPool, LoopDriver]:
+def connect(bootstrap: str | Iterable[str], client_id: str, tls: Tls) -> tuple[ConnectionPool, LoopDriver]:
     reactor = AsyncioReactor.of_running_loop()
     return shared(bootstrap, client_id=client_id, tls=tls, reactor=reactor), LoopDriver(reactor)

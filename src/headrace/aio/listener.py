@@ -24,7 +24,14 @@ from headrace.aio.tasks import Condition, Crew, Driver, Event, Listener, Work, b
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import Offsets
-from headrace.client.consumer.retries import LARGEST_BYTES, OutgoingRecord, failure_policy, make_topics, retry_options
+from headrace.client.consumer.retries import (
+    LARGEST_BYTES,
+    Failure,
+    OutgoingRecord,
+    failure_policy,
+    make_topic,
+    retry_options,
+)
 from headrace.client.consumer.workload import Job, Share, Workload, share_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.consumer_records import ReceivedRecord
@@ -60,6 +67,8 @@ class Source:
         def taken() -> bool:
             # In one go with putting, so that no partition can go in between.
             records: list[ReceivedRecord] = []
+            if core.must_tell:
+                return False
             core.collector.take(records, most, self.share.size_bytes)
             if records:
                 put(records)
@@ -73,16 +82,26 @@ class Source:
             await driver.turn()
             return
         # A partition that failed is no reason to wake up: it stays so.
-        await driver.wait(lambda: core.collector.ready or core.error is not None or enough(), driver.now() + wait_s)
+        await driver.wait(
+            lambda: core.collector.ready or core.error is not None or core.must_tell or enough(), driver.now() + wait_s
+        )
         with driver.lock:
             if not taken():
                 core.end()
                 core.raise_final_error()
 
     async def step_aside(self) -> None:
+        await self.tell()
         with self._driver.lock:
             self.core.step_aside()
         await self._driver.turn()
+
+    async def tell(self) -> None:
+        """Call the application back about its partitions."""
+        try:
+            await self._driver.tell(self.core)
+        except Exception:
+            log.exception("a callback of a rebalance failed; the rebalance goes on")
 
     def hold(self, is_held: Callable[[TopicPartition], bool]) -> None:
         """Pause those partitions, and no others."""
@@ -125,17 +144,18 @@ class Listening:
         self.error: Exception | None = None
         """What ended it, other than `close`."""
         self._producer: Producer | None = None
+        self._made: set[str] = set()
+        """Topics for what failed that are known to be there."""
         self.retries: ConsumerCore | None = None
         """Of the retry topic."""
         self._sources = [Source(driver, core)]
         self._crew = Crew()
-        self._crew.begin(self._open, self._run)
+        self._open()
 
-    async def _open(self) -> None:
+    def _open(self) -> None:
         core, rules = self._sources[0].core, self._policy.rules
         options = core.options
         if rules is not None:
-            await blocking(make_topics, options, rules, retry=self._policy.retries_elsewhere)
             self._producer = Producer(
                 options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
             )
@@ -249,6 +269,8 @@ class Listening:
         while not self._stopping:
             if source.core.rebalance_waits:
                 await self._step_aside(source)
+            elif source.core.must_tell:
+                await source.tell()
             else:
                 core = source.core
                 source.share = share_of(
@@ -295,10 +317,10 @@ class Listening:
 
     async def _work(self) -> None:
         while (job := await self._next()) is not None:
-            error = None
+            failure = None
             if job.outgoing is None:
-                error = await call(self._listener, self._policy, job)
-            await self._settle(job, error)
+                failure = await call(self._listener, self._policy, job)
+            await self._settle(job, failure)
 
     async def _next(self) -> Job | None:
         with self._changed:
@@ -311,10 +333,10 @@ class Listening:
                 await self._changed.wait(None if next_at is None or self._load.holds else max(0.0, next_at - now))
         return None
 
-    async def _settle(self, job: Job, error: str | None) -> None:
+    async def _settle(self, job: Job, failure: Failure | None) -> None:
         after = None
-        if error is not None and self._load.is_current(job):
-            after = self._policy.after_failure(job, error)
+        if failure is not None and self._load.is_current(job):
+            after = self._policy.after_failure(job, failure)
         if job.outgoing is not None:
             after = await self._send(job, job.outgoing)
         with self._changed:
@@ -329,11 +351,17 @@ class Listening:
 
     async def _send(self, job: Job, outgoing: OutgoingRecord) -> float | None:
         """None once it is acknowledged; else how long to wait before it is sent again."""
+        options, rules, topic = self._sources[0].core.options, self._policy.rules, outgoing.topic
         assert self._producer is not None
+        assert rules is not None
         try:
+            if topic not in self._made:
+                await blocking(make_topic, options, rules, topic)
+                self._made.add(topic)
             await self._producer.send(
-                outgoing.topic, outgoing.value, key=outgoing.key, headers=outgoing.headers, partition=outgoing.partition
+                topic, outgoing.value, key=outgoing.key, headers=outgoing.headers, partition=outgoing.partition
             )
         except HeadraceError as error:
+            self._made.discard(topic)
             return self._policy.after_refusal(job, outgoing, error)
         return None

@@ -14,7 +14,7 @@ from headrace.aio.reactor import AsyncioReactor, Waiters, wake
 from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.options import ConsumerConfig
-from headrace.client.consumer.retries import LATER, FailurePolicy
+from headrace.client.consumer.retries import ASKED_LATER, LATER, Failure, FailurePolicy
 from headrace.client.consumer.workload import Job
 from headrace.errors import HeadraceError
 from headrace.records.consumer_records import ReceivedRecord
@@ -59,6 +59,16 @@ class Driver(Waiters):
         """
         if self.now() - self._ceded_at >= TURN_S:
             await self.turn()
+
+    async def tell(self, core: ConsumerCore, *, closing: bool = False) -> None:
+        """Call the application back about its partitions, here and now; raises what it raises."""
+        while (notice := core.next_notice(closing=closing)) is not None:
+            try:
+                result = notice.callback(notice.places)
+                if inspect.isawaitable(result):
+                    await result
+            finally:
+                core.told(notice)
 
     def drive(self) -> None:
         """Look after the network: the loop does."""
@@ -123,14 +133,6 @@ class Crew:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, opening: Work, run: Callable[[Work], Coroutine[None, None, None]]) -> None:
-        """What comes before all other work is a task too: nothing can be waited for here."""
-
-        async def begin() -> None:
-            await run(opening)
-
-        self.start(begin)
-
     def start(self, work: Work) -> None:
         task = asyncio.get_running_loop().create_task(work())
         self._tasks.add(task)
@@ -156,7 +158,7 @@ async def blocking(fn: Callable[P, Result], *args: P.args, **options: P.kwargs) 
     return await asyncio.to_thread(fn, *args, **options)
 
 
-async def call(listener: Listener, policy: FailurePolicy, job: Job) -> str | None:
+async def call(listener: Listener, policy: FailurePolicy, job: Job) -> Failure | None:
     """None if the record is done, else what is wrong."""
     try:
         result: object = listener(policy.shown(job))
@@ -166,10 +168,10 @@ async def call(listener: Listener, policy: FailurePolicy, job: Job) -> str | Non
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return "what the listener waited for was cancelled"
+        return Failure("what the listener waited for was cancelled")
     except Exception as error:  # noqa: BLE001 - a listener may raise anything
-        return f"{type(error).__name__}: {error}"
-    return "the listener asked for it later" if result is LATER else None
+        return Failure.of(error)
+    return ASKED_LATER if result is LATER else None
 
 
 def end_with_program(

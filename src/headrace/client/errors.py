@@ -6,10 +6,13 @@ other brokers send.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from functools import cache
 from typing import Final
 
-from headrace.errors import ErrorCode, ErrorMapping, HeadraceError
+from headrace.errors import ErrorCode, ErrorMapping, HeadraceError, InvalidTopicName
+from headrace.settings.topic_name import check_topic_name
 from headrace.wire import schema
 
 _REMEDIES: Final = {
@@ -59,12 +62,6 @@ class BrokerUnreachable(HeadraceError):
     mapping = ErrorMapping(ErrorCode.NETWORK_EXCEPTION, 503, True)
 
 
-class NoBroker(HeadraceError):
-    """None of the bootstrap addresses answers."""
-
-    mapping = ErrorMapping(ErrorCode.NETWORK_EXCEPTION, 503, False)
-
-
 class Refusal(HeadraceError):
     """A broker answered a request with an error code."""
 
@@ -73,8 +70,50 @@ class Refusal(HeadraceError):
         self.mapping = ErrorMapping(code, 502, is_retriable(code))
 
 
+class TopicAlreadyExists(Refusal):
+    """A topic of that name is there already."""
+
+
+class GroupNotFound(Refusal):
+    """There is no group of that name."""
+
+
+class GroupNotEmpty(Refusal):
+    """The group has members: it cannot be deleted, nor its offsets changed from outside, until they have gone."""
+
+
+_REFUSALS: Final[dict[int, type[Refusal]]] = {
+    ErrorCode.TOPIC_ALREADY_EXISTS: TopicAlreadyExists,
+    ErrorCode.GROUP_ID_NOT_FOUND: GroupNotFound,
+    ErrorCode.NON_EMPTY_GROUP: GroupNotEmpty,
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: GroupNotEmpty,
+}
+"""Those that programs tell apart; the others by their code."""
+
+
 class NeverSent(BrokerUnreachable):
     """The broker cannot be reached, and not one byte of the request was handed to the kernel: it has not seen it."""
+
+
+class WrongEndpoint(NeverSent):
+    """What is at the address will not become right by waiting: a name that nobody knows, a certificate not trusted."""
+
+
+class NoBroker(HeadraceError):
+    """None of the bootstrap addresses has answered. It is worth another try unless all of them are wrong."""
+
+    mapping = ErrorMapping(ErrorCode.NETWORK_EXCEPTION, 503, True)
+
+    def __init__(self, failures: Iterable[HeadraceError], tried_s: float) -> None:
+        told = list(failures)
+        self.failures = told
+        may_pass = any(isinstance(each, BrokerUnreachable) and not isinstance(each, WrongEndpoint) for each in told)
+        reasons = "; ".join(dict.fromkeys(map(str, told)))
+        if may_pass:
+            super().__init__(f"{reasons} (tried for {tried_s:.1f} s); start a broker with `headrace serve`")
+        else:
+            super().__init__(reasons)
+            self.mapping = ErrorMapping(ErrorCode.NETWORK_EXCEPTION, 503, False)
 
 
 class EngineClosed(HeadraceError):
@@ -106,11 +145,30 @@ class UnknownTopic(HeadraceError):
 
     mapping = ErrorMapping(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 404, False)
 
-    def __init__(self, topic: str, partition: int | None = None, partition_count: int = 0) -> None:
-        if partition is None:
-            super().__init__(f"there is no topic {topic!r}; `headrace topic create {topic}` makes it")
-        else:
+    def __init__(
+        self, topic: str, partition: int | None = None, partition_count: int = 0, *, known: Iterable[str] | None = None
+    ) -> None:
+        """`known` are the topics that there are, if somebody has asked: the nearest is named."""
+        if partition is not None:
             super().__init__(f"topic {topic!r} has no partition {partition}, only 0 to {partition_count - 1}")
+            return
+        hint = f"`headrace topic create {topic}` makes it"
+        if fault := _name_fault(topic):
+            hint = fault
+        elif known is not None:
+            near = difflib.get_close_matches(topic, known)
+            hint = (
+                f"did you mean {' or '.join(map(repr, near))}?" if near else "`headrace topic list` shows what there is"
+            )
+        super().__init__(f"there is no topic {topic!r}; {hint}")
+
+
+def _name_fault(topic: str) -> str | None:
+    try:
+        check_topic_name(topic)
+    except InvalidTopicName as error:
+        return str(error)
+    return None
 
 
 class NotDelivered(HeadraceError):
@@ -139,6 +197,7 @@ class ProducerClosed(HeadraceError):
 
 
 def check(code: int, about: str, message: str | None = None) -> None:
-    """Raise a Refusal unless the code is 0. `about` says what was asked, `message` is the broker's own."""
+    """Raise a Refusal, of the kind that the code has, unless it is 0. `about` says what was asked, `message` is the
+    broker's own."""
     if code != ErrorCode.NONE:
-        raise Refusal(code, about, message)
+        raise _REFUSALS.get(code, Refusal)(code, about, message)

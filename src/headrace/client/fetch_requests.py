@@ -20,6 +20,7 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 """Moments that are no times in ms, as ListOffsets has them."""
+MOMENTS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 MAX_BYTES: Final = 50 << 20
 PARTITION_MAX_BYTES: Final = 1 << 20

@@ -35,14 +35,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from crc32c import crc32c
 
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord, RequestTimedOut
 from headrace.records.codecs import compress
-from headrace.records.record import Header
+from headrace.records.record import GivenHeaders, Header
 
 try:
     import cython
@@ -95,14 +95,22 @@ def put_bytes(out: Any, pos: int, length: int, content: bytes | None) -> int:
 
 
 def as_bytes(field: Any, what: str) -> bytes:
-    """A copy of something that is like bytes; TypeError for anything else."""
+    """A copy of something that is like bytes, or text as UTF-8; TypeError for anything else."""
+    if isinstance(field, str):
+        try:
+            return field.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRecord(f"a record's {what} {field!r} is not valid text: {error.reason}") from None
     if isinstance(field, (bytes, bytearray, memoryview)):
         return bytes(field)
-    raise TypeError(f"a record's {what} is bytes or None, not {type(field).__name__}: give the producer an encoder")
+    advice = ": give the producer an encoder, such as json.dumps" if what == "value" else ""
+    raise TypeError(f"a record's {what} is bytes, str or None, not {type(field).__name__}{advice}")
 
 
-def encoded_headers(headers: Sequence[Header]) -> bytes | None:
+def encoded_headers(headers: GivenHeaders) -> bytes | None:
     """The end of a record: count and headers as they are written; None for no header."""
+    if not isinstance(headers, (tuple, list)) and isinstance(headers, Mapping):
+        headers = tuple(headers.items())
     found = tuple(headers)
     if not found:
         return None
@@ -110,7 +118,7 @@ def encoded_headers(headers: Sequence[Header]) -> bytes | None:
     size = varint_size(len(found))
     for pair in found:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"headers are pairs (name, value), not {pair!r}")
+            raise TypeError(f"headers are a dict or pairs (name, value), not {pair!r}")
         name, content = pair
         if not isinstance(name, str):
             raise TypeError(f"a header's name is text, not {type(name).__name__}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 Payload = bytes | bytearray
 Header = tuple[str, bytes | None]
+GivenHeaders = Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]
+"""What a producer takes for headers; text is written as UTF-8."""
 NewRecord = tuple[int, bytes | None, bytes | None, Sequence[Header]]
 """Timestamp in ms, key, value, headers: what `build` takes."""
 

@@ -36,13 +36,13 @@ The same file runs as Python and, with the C types of `router.pxd`, compiled: `c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidRecord
 from headrace.records.builder import Delivery, OpenBatch, as_bytes, encoded_headers
-from headrace.records.record import Header
+from headrace.records.record import GivenHeaders
 
 try:
     import cython
@@ -134,7 +134,7 @@ class Router:
         quota: Quota,
         acks: int = -1,
         max_record_bytes: int = 1 << 20,
-        encoder: Callable[[Any], bytes | None] | None = None,
+        encoder: Callable[[Any], bytes | str | None] | None = None,
     ) -> None:
         self.owner = owner
         self.lock = lock
@@ -150,8 +150,8 @@ class Router:
         topic: str,
         value: Any,
         *,
-        key: bytes | None = None,
-        headers: Sequence[Header] | None = None,
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         acks: int | None = None,
@@ -178,8 +178,8 @@ class Router:
         self,
         topic: str,
         value: Any,
-        key: bytes | None,
-        headers: Sequence[Header] | None,
+        key: bytes | str | None,
+        headers: GivenHeaders | None,
         partition: int | None,
         timestamp_ms: int | None,
     ) -> Any:
@@ -191,7 +191,7 @@ class Router:
         topic: str,
         value: Any,
         key: Any,
-        headers: Sequence[Header] | None,
+        headers: GivenHeaders | None,
         partition: int | None,
         timestamp_ms: int | None,
         callback: Callable[[Delivery], object] | None,

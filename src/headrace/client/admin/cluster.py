@@ -3,8 +3,8 @@ helps. What the command line, Spark, Arrow and pipelines ask is on top of it.
 
 The connections are those of `client.connection`, of this cluster alone; the caller's thread drives them while it waits.
 What brokers say of topics is asked when it is needed, and asked anew after every retriable error: an operator wants to
-know how things are now. Retries are bounded by time, with a growing pause; only the first contact is not retried, so
-that a wrong address is told at once.
+know how things are now. Retries are bounded by time, with a growing pause. So is the first contact, as a broker may
+just be starting; an address that waiting does not make right is told at once.
 
 A connection whose answer does not come in time, or is not waited for after ctrl-C, is closed: the next question opens
 it again.
@@ -13,7 +13,6 @@ it again.
 from __future__ import annotations
 
 import math
-import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,8 @@ from headrace.client.connection.metadata import (
 )
 from headrace.client.connection.reactor import Backoff
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.errors import BrokerUnreachable, NeverSent, NoBroker, Refusal, UnknownTopic
+from headrace.client.connection.tls import Tls, context_of
+from headrace.client.errors import BrokerUnreachable, EngineClosed, NeverSent, NoBroker, Refusal, UnknownTopic
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -57,6 +57,11 @@ class Retry:
     within_ms: int = 30_000
     pause_ms: int = 20
     pause_max_ms: int = 1000
+    first_contact_ms: int | None = None
+    """How long a first answer of any broker is waited for; as `within_ms` if it is not given."""
+
+    def backoff(self) -> Backoff:
+        return Backoff(self.pause_ms / 1000, self.pause_max_ms / 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,11 @@ class Cluster:
         client_id: str = "headrace",
         timeout_ms: int = 30_000,
         retry: Retry | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls = None,
     ) -> None:
         self.timeout_ms = timeout_ms
         """How long one answer is waited for."""
-        self.tls = tls
+        self.tls = context_of(tls)
         self._bootstrap = parse_bootstrap(bootstrap)
         self._retry = retry or Retry()
         self._reactor = ThreadReactor()
@@ -90,13 +95,14 @@ class Cluster:
         self.pool = ConnectionPool(
             self._bootstrap,
             client_id=client_id,
-            tls=tls,
+            tls=self.tls,
             reactor=self._reactor,
             setup_timeout_s=math.inf,
             backoff=lambda: Backoff(0.0),
         )
         self._topics: dict[str, Topic] = {}
         self._coordinators: dict[str, int] = {}
+        self._interrupted = False
 
     def __enter__(self) -> Self:
         return self
@@ -106,24 +112,35 @@ class Cluster:
     ) -> None:
         self.close()
 
+    def again(self) -> Cluster:
+        """Another one like it, with connections of its own."""
+        return Cluster(
+            self.bootstrap, client_id=self.pool.client_id, timeout_ms=self.timeout_ms, retry=self._retry, tls=self.tls
+        )
+
     @property
     def bootstrap(self) -> list[str]:
         return [str(address) for address in self._bootstrap]
 
     def close(self) -> None:
-        self.pool.release()
+        self.interrupt()
         self._reactor.close()
 
+    def interrupt(self) -> None:
+        """From any thread: whoever asks or waits hears EngineClosed, now or after the pause of a retry. Waits for
+        nothing; `close` is still to be called.
+        """
+        if not self._interrupted:
+            self._interrupted = True
+            self.pool.release()
+            self._reactor.wake()
+            # No turn follows in this thread: the program's signal handlers get their places back here.
+            self._reactor.lock.__enter__()
+            self._reactor.lock.leave()
+
     def reach(self) -> None:
-        """Wait for the first answer, as after any error that may pass: where the address is known to be right."""
-
-        def ask() -> None:
-            try:
-                self.topology([])
-            except NoBroker as error:
-                raise BrokerUnreachable(str(error)) from None
-
-        self.retry(ask)
+        """Wait for a first answer, and go on after any error that may pass."""
+        self.retry(lambda: self.topology([]))
 
     def topology(self, topics: Sequence[str] | None = None, *, create: bool = False) -> MetadataSnapshot:
         """Ask anew: brokers and all topics, or those named. `create` lets the broker make topics that are missing."""
@@ -146,7 +163,7 @@ class Cluster:
                 return answer.topics[name]
             refusal = answer.refused.get(name) or Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
             if refusal.kafka_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not patient:
-                raise UnknownTopic(name)
+                raise UnknownTopic(name, known=self._names())
             raise refusal
 
         try:
@@ -155,6 +172,9 @@ class Cluster:
             if refusal.kafka_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise UnknownTopic(name) from None
             raise
+
+    def _names(self) -> list[str]:
+        return sorted(topic.name for topic in self.topology().topics.values() if not topic.is_internal)
 
     def partition(self, topic: str, partition: int) -> Partition:
         partitions = self.topic(topic).partitions
@@ -193,17 +213,32 @@ class Cluster:
 
     def ask(self, api_key: int, message: Message) -> Message:
         """Ask a broker that is connected and has nothing else to answer, else any that is known, else the first
-        bootstrap address that answers. A request that has left goes to no second one."""
-        failures = []
-        for connection in self._candidates():
-            try:
-                return self.call(connection, api_key, message)
-            except HeadraceError as error:
-                if connection.opened_count and not isinstance(error, NeverSent):
+        bootstrap address that answers. A request that has left goes to no second one. Where no broker has ever answered
+        it is tried again, as long as a first contact may take.
+        """
+        contact, retry = self.pool.first_contact, self._retry
+        contact.begin()
+        within_ms = retry.within_ms if retry.first_contact_ms is None else retry.first_contact_ms
+        deadline = time.monotonic() + within_ms / 1000
+        backoff = retry.backoff()
+        while True:
+            failures: list[HeadraceError] = []
+            for connection in self._candidates():
+                try:
+                    return self.call(connection, api_key, message)
+                except EngineClosed:
                     raise
-                failures.append(str(error))
-        reached_before = bool(self.pool.metadata.brokers)
-        raise (BrokerUnreachable if reached_before else NoBroker)("; ".join(dict.fromkeys(failures)))
+                except HeadraceError as error:
+                    if connection.opened_count and not isinstance(error, NeverSent):
+                        raise
+                    failures.append(error)
+            if self.pool.metadata.brokers:
+                raise BrokerUnreachable("; ".join(dict.fromkeys(map(str, failures))))
+            missing = contact.failed(failures)
+            left_s = deadline - time.monotonic()
+            if not missing.mapping.retriable or left_s <= 0:
+                raise missing
+            time.sleep(min(backoff.take(), left_s))
 
     def call(
         self, connection: BrokerConnection, api_key: int, message: Message, timeout_ms: int | None = None
@@ -266,12 +301,16 @@ class Cluster:
         self.pool.close_channel(channel)
 
     def retry(self, operation: Callable[[], T], *, within_ms: int | None = None) -> T:
-        """Run until it succeeds, fails for good, or time is up; what was known of leaders is looked up anew between."""
+        """Run until it succeeds, fails for good, or time is up; what was known of leaders is looked up anew between.
+        A first contact that failed has had its time, in `ask`.
+        """
         deadline = time.monotonic() + (self._retry.within_ms if within_ms is None else within_ms) / 1000
-        backoff = Backoff(self._retry.pause_ms / 1000, self._retry.pause_max_ms / 1000)
+        backoff = self._retry.backoff()
         while True:
             try:
                 return operation()
+            except NoBroker:
+                raise
             except HeadraceError as error:
                 if not error.mapping.retriable or time.monotonic() + backoff.next_s > deadline:
                     raise

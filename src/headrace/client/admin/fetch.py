@@ -13,17 +13,19 @@ the topic's id is never read from another of the same name.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from datetime import datetime
+from typing import Final, Literal
 
-from headrace.client.admin.cluster import Cluster, Pending, Request
+from headrace.client.admin.cluster import Cluster, Pending, Request, Retry
 from headrace.client.connection.broker_connection import BrokerConnection
+from headrace.client.connection.tls import Tls
 from headrace.client.errors import check
 from headrace.client.fetch_requests import (
     EARLIEST,
     LATEST,
+    MOMENTS,
     FetchLimits,
     extent,
     fetch_refusal,
@@ -31,9 +33,11 @@ from headrace.client.fetch_requests import (
     larger,
     offsets_request,
 )
-from headrace.errors import ErrorCode, ErrorMapping, HeadraceError, OffsetOutOfRange
+from headrace.errors import ErrorCode, ErrorMapping, HeadraceError, InvalidRequest, OffsetOutOfRange
+from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches
 from headrace.records.consumer_records import ReceivedRecord, receive
+from headrace.records.record import Record
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -48,6 +52,19 @@ MAX_WAIT_MS: Final = 100
 """What a span is made of is there already; only a span beyond the end waits."""
 
 
+Moment = Literal["earliest", "latest"] | datetime
+"""The beginning of a log, its end, or a point in time; one without a zone is local."""
+
+
+def moment_of(at: Moment) -> int:
+    """As ListOffsets has it."""
+    if isinstance(at, datetime):
+        return round(at.timestamp() * 1000)
+    if at not in MOMENTS:
+        raise InvalidRequest(f"{at!r} is no moment: give 'earliest', 'latest' or a datetime")
+    return MOMENTS[at]
+
+
 @dataclass(frozen=True, slots=True)
 class TimedOffset:
     """`offset` is -1 when no record is as late as the time asked for."""
@@ -60,27 +77,36 @@ def list_offsets(
     cluster: Cluster, topic: str, times: Mapping[int, int], *, timeout_ms: int = 30_000
 ) -> dict[int, TimedOffset]:
     """Partition to offset, for EARLIEST, LATEST, MAX_TIMESTAMP or the first record not before a time in ms."""
+    moments = {(topic, partition): time_ms for partition, time_ms in times.items()}
+    return {n: found for (_, n), found in list_places(cluster, moments, timeout_ms=timeout_ms).items()}
 
-    def ask() -> dict[int, TimedOffset]:
+
+def list_places(
+    cluster: Cluster, moments: Mapping[tuple[str, int], int], *, timeout_ms: int = 30_000
+) -> dict[tuple[str, int], TimedOffset]:
+    """As `list_offsets`, of partitions of many topics at once: one request to each leader."""
+
+    def ask() -> dict[tuple[str, int], TimedOffset]:
         by_leader: dict[BrokerConnection, dict[tuple[str, int], int]] = {}
-        for partition, time_ms in times.items():
+        for (topic, partition), time_ms in moments.items():
             by_leader.setdefault(cluster.leader(topic, partition), {})[topic, partition] = time_ms
         asked = [
-            (leader, Request(apis.LIST_OFFSETS, offsets_request(moments, timeout_ms)))
-            for leader, moments in by_leader.items()
+            (leader, Request(apis.LIST_OFFSETS, offsets_request(led, timeout_ms))) for leader, led in by_leader.items()
         ]
-        found: dict[int, TimedOffset] = {}
+        found: dict[tuple[str, int], TimedOffset] = {}
         for answer in cluster.call_all(asked):
-            for partition in answer.topics[0].partitions:
-                check(partition.error_code, f"offsets of {topic}-{partition.partition_index}")
-                found[partition.partition_index] = TimedOffset(partition.offset, partition.timestamp)
+            for named in answer.topics:
+                for partition in named.partitions:
+                    check(partition.error_code, f"offsets of {named.name}-{partition.partition_index}")
+                    place = (named.name, partition.partition_index)
+                    found[place] = TimedOffset(partition.offset, partition.timestamp)
         return found
 
     return cluster.retry(ask)
 
 
 def offsets_at(cluster: Cluster, topic: str, partitions: Iterable[int], time_ms: int) -> dict[int, int]:
-    """Partition to offset for one time; a partition with nothing so late answers its end."""
+    """Partition to offset for one time, or EARLIEST or LATEST; a partition with nothing so late answers its end."""
     wanted = list(partitions)
     found = {n: timed.offset for n, timed in list_offsets(cluster, topic, dict.fromkeys(wanted, time_ms)).items()}
     missing = [n for n in wanted if found[n] < 0]
@@ -121,10 +147,11 @@ def fetch(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits |
     OFFSET_OUT_OF_RANGE and other lasting errors are raised as a Refusal that names the partition.
     """
     limits = limits or FetchLimits()
-    return cluster.retry(lambda: _fetch_once(cluster, positions, limits))
+    return cluster.retry(lambda: fetch_once(cluster, positions, limits))
 
 
-def _fetch_once(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits) -> list[Fetched]:
+def fetch_once(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits) -> list[Fetched]:
+    """As `fetch`; errors that may pass are raised too."""
     by_leader: dict[BrokerConnection, list[Position]] = {}
     for position in positions:
         by_leader.setdefault(cluster.leader(position.topic, position.partition), []).append(position)
@@ -220,13 +247,13 @@ def read(
     count: int,
     *,
     timeout_ms: int = 30_000,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls = None,
 ) -> list[ReceivedRecord]:
     """The records with offsets from `offset` up to but not `offset + count`; fewer where the log ends before.
 
     Offsets that compaction has removed count as read. An offset outside the log is an error that says so.
     """
-    with Cluster(bootstrap, timeout_ms=timeout_ms, tls=tls) as cluster:
+    with Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms), tls=tls) as cluster:
         found = read_batches(cluster, topic, partition, offset, count)
     records: list[ReceivedRecord] = []
     for _, batch in found.batches:
@@ -301,6 +328,17 @@ def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Ite
                     return
     finally:
         reader.close()
+
+
+def span_records(cluster: Cluster, span: Span) -> Iterator[tuple[list[Record], int]]:
+    """The records of a span batch by batch, and how many offsets each step went over; no control records."""
+    at = span.first_offset
+    for records in record_sets(cluster, span):
+        for header, batch in batches(records):
+            found = [] if header.is_control else kernel.records(batch)
+            reached = min(header.next_offset, span.next_offset)
+            yield [record for record in found if at <= record.offset < span.next_offset], reached - at
+            at = reached
 
 
 def _is_gap(cluster: Cluster, fetched: Fetched, span: Span, answers: int) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.client.admin.cluster import Cluster, Request
+from headrace.client.admin.fetch import offsets_at
 from headrace.client.consumer.coordinator import Identity, offset_commit_request, offset_fetch_request
 from headrace.client.consumer.group_protocol import (
     PROTOCOL_TYPE,
@@ -13,9 +14,11 @@ from headrace.client.consumer.group_protocol import (
     TopicPartition,
     by_topic,
     decode_assignment,
+    places_of,
 )
-from headrace.client.errors import Refusal, check
-from headrace.errors import ErrorCode
+from headrace.client.errors import GroupNotEmpty, GroupNotFound, check
+from headrace.client.fetch_requests import EARLIEST, LATEST
+from headrace.errors import ErrorCode, InvalidRequest
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -33,6 +36,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
+    """A group, as the list of all has it."""
+
     group_id: str
     protocol_type: str
     state: str
@@ -40,6 +45,8 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
+    """Who is in a group, from where, and which partitions it has: topic to partitions."""
+
     member_id: str
     instance_id: str | None
     client_id: str
@@ -49,6 +56,8 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
+    """A group with its members."""
+
     group_id: str
     state: str
     protocol_type: str
@@ -56,12 +65,38 @@ class GroupDescription:
     members: tuple[GroupMember, ...]
 
 
-def list_groups(cluster: Cluster) -> list[GroupListing]:
-    """The groups of all brokers, by name."""
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How far a group has read one partition that it has committed, or that a member has."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    """The next record to read; None if nothing was committed."""
+    end: int | None
+    """The end of the log; None if the topic is gone."""
+    lag: int | None
+    member_id: str | None
+    """Who has the partition now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset:
+    """Where a group goes on in one partition, and what was committed before."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    offset: int
+
+
+def list_groups(cluster: Cluster, brokers: Iterable[int] | None = None) -> list[GroupListing]:
+    """The groups of all brokers, or of those named, by name."""
+    wanted = None if brokers is None else set(brokers)
 
     def ask() -> list[GroupListing]:
-        brokers = cluster.topology([]).brokers
-        asked = [(cluster.broker(broker_id), Request(apis.LIST_GROUPS, Message())) for broker_id in brokers]
+        asked_of = cluster.topology([]).brokers if wanted is None else wanted
+        asked = [(cluster.broker(broker_id), Request(apis.LIST_GROUPS, Message())) for broker_id in asked_of]
         groups: list[GroupListing] = []
         for answer in cluster.call_all(asked):
             check(answer.error_code, "list groups")
@@ -72,7 +107,7 @@ def list_groups(cluster: Cluster) -> list[GroupListing]:
 
 
 def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
-    """A group that is not there is a Refusal with GROUP_ID_NOT_FOUND, whatever version the broker speaks."""
+    """GroupNotFound if it is not there, whatever version the broker speaks."""
 
     def ask() -> GroupDescription:
         (group,) = cluster.call(cluster.coordinator(group_id), apis.DESCRIBE_GROUPS, Message(groups=[group_id])).groups
@@ -82,7 +117,7 @@ def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
             group.error_message if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND else None,
         )
         if group.group_state == "Dead":
-            raise Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}")
+            raise GroupNotFound(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}")
         members = tuple(_member(member, group.protocol_type) for member in group.members)
         return GroupDescription(group_id, group.group_state, group.protocol_type, group.protocol_data, members)
 
@@ -92,6 +127,35 @@ def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
 def _member(member: Message, protocol_type: str) -> GroupMember:
     assignment = decode_assignment(member.member_assignment) if protocol_type == PROTOCOL_TYPE else {}
     return GroupMember(member.member_id, member.group_instance_id, member.client_id, member.client_host, assignment)
+
+
+def group_lag(cluster: Cluster, group: GroupDescription) -> list[PartitionLag]:
+    """Of all partitions that the group has committed or that members have."""
+    committed = fetch_offsets(cluster, group.group_id)
+    owners = {place: member.member_id for member in group.members for place in places_of(member.assignment)}
+    places = {*committed, *owners}
+    ends = _ends(cluster, places)
+    return [
+        PartitionLag(
+            *place,
+            committed.get(place),
+            ends.get(place),
+            max(0, ends[place] - committed.get(place, 0)) if place in ends else None,
+            owners.get(place),
+        )
+        for place in sorted(places)
+    ]
+
+
+def _ends(cluster: Cluster, places: Iterable[TopicPartition]) -> Committed:
+    """Ends of the logs; partitions of topics that are gone are left out."""
+    asked = by_topic(places)
+    topics = cluster.retry(lambda: cluster.topology(sorted(asked))).topics
+    ends: Committed = {}
+    for name, topic in topics.items():
+        wanted = [number for number in asked[name] if number < len(topic.partitions)]
+        ends.update(((name, number), end) for number, end in offsets_at(cluster, name, wanted, LATEST).items())
+    return ends
 
 
 def delete_group(cluster: Cluster, group_id: str) -> None:
@@ -162,3 +226,53 @@ def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPa
                 )
 
     cluster.retry(ask)
+
+
+def plan_reset(
+    cluster: Cluster,
+    group_id: str,
+    *,
+    moment: int | None = None,
+    offset: int | None = None,
+    topics: Sequence[str] = (),
+    partitions: Sequence[int] = (),
+) -> list[OffsetReset]:
+    """What `commit_offsets` is to be given, so that the group goes on at a moment (EARLIEST, LATEST or a time in ms),
+    or at an offset, or as near to it as the log reaches: in these topics, else in all that it has read; in these
+    partitions, else in all. A group with members is refused.
+    """
+    committed = fetch_offsets(cluster, group_id)
+    _refuse_members(cluster, group_id)
+    wanted = topics or tuple(sorted({topic for topic, _ in committed}))
+    if not wanted:
+        raise InvalidRequest(f"group {group_id!r} has committed nothing; say which topics it shall read (--topic)")
+    resets: list[OffsetReset] = []
+    for topic in wanted:
+        numbers = [cluster.partition(topic, number).index for number in partitions] or [
+            partition.index for partition in cluster.topic(topic).partitions
+        ]
+        goals = _goals(cluster, topic, numbers, moment, offset)
+        resets += [OffsetReset(topic, number, committed.get((topic, number)), goals[number]) for number in numbers]
+    return resets
+
+
+def _refuse_members(cluster: Cluster, group_id: str) -> None:
+    try:
+        members = describe_group(cluster, group_id).members
+    except GroupNotFound:
+        return
+    if members:
+        found = f"it is in use (members: {len(members)}); stop its consumers first"
+        raise GroupNotEmpty(ErrorCode.NON_EMPTY_GROUP, f"group {group_id!r}", found)
+
+
+def _goals(
+    cluster: Cluster, topic: str, partitions: Sequence[int], moment: int | None, offset: int | None
+) -> dict[int, int]:
+    """The offset to go to in each partition, never outside its log."""
+    if moment is not None:
+        return offsets_at(cluster, topic, partitions, moment)
+    assert offset is not None
+    starts = offsets_at(cluster, topic, partitions, EARLIEST)
+    ends = offsets_at(cluster, topic, partitions, LATEST)
+    return {number: min(max(offset, starts[number]), ends[number]) for number in partitions}

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Final, Literal
 
 from headrace.client.admin.cluster import Cluster
-from headrace.client.connection.metadata import Broker
+from headrace.client.connection.metadata import Broker, Topic
 from headrace.client.errors import check
+from headrace.errors import InvalidRequest
 from headrace.ports.network import Address
+from headrace.settings.declared import text_of
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -20,13 +22,18 @@ DEFAULT_COUNT: Final = -1
 # A client waits a little longer than the broker was told to, so that the broker's own answer arrives.
 _MARGIN_MS: Final = 5_000
 
-ResourceKind = Literal["topic", "broker", "group"]
-_RESOURCE_TYPES: Final[dict[str, int]] = {"topic": 2, "broker": 4, "group": 32}
+ResourceKind = Literal["topic", "broker", "group", "cluster"]
+"""What has settings. Those of the cluster are for all its brokers, and have no name."""
+ConfigValue = str | int | float | bool
+"""Of a setting, as one writes it in Python; brokers are sent text."""
+_RESOURCE_TYPES: Final[dict[str, int]] = {"topic": 2, "broker": 4, "group": 32, "cluster": 4}
+_STATIC: Final = 4
+_GIVEN: Final = ("flag", "environment", "file")
 _SOURCES: Final = {
     1: "topic",
     2: "broker",
     3: "all brokers",
-    4: "file",
+    _STATIC: "static",
     5: "default",
     6: "logger",
     8: "group",
@@ -37,6 +44,8 @@ _UNSET: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Config:
+    """A setting that is in force, and where its value comes from."""
+
     name: str
     value: str | None
     source: str
@@ -47,6 +56,8 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
+    """A cluster, the broker that decides for it, and all brokers that are up."""
+
     cluster_id: str
     controller_id: int
     brokers: tuple[Broker, ...]
@@ -62,13 +73,19 @@ class LogSize:
     offset_lag: int
 
 
+def list_topics(cluster: Cluster, *, internal: bool = False) -> list[Topic]:
+    """All topics, by name; those that brokers keep for themselves only if asked for."""
+    topics = cluster.retry(cluster.topology).topics
+    return [topic for _, topic in sorted(topics.items()) if internal or not topic.is_internal]
+
+
 def create_topic(
     cluster: Cluster,
     name: str,
     *,
     partitions: int = DEFAULT_COUNT,
     replicas: int = DEFAULT_COUNT,
-    configs: Mapping[str, str] | None = None,
+    configs: Mapping[str, ConfigValue] | None = None,
     timeout_ms: int = 30_000,
 ) -> None:
     """Create a topic and wait until it can be used."""
@@ -76,7 +93,7 @@ def create_topic(
         name=name,
         num_partitions=partitions,
         replication_factor=replicas,
-        configs=[Message(name=key, value=value) for key, value in (configs or {}).items()],
+        configs=[Message(name=key, value=text_of(value)) for key, value in (configs or {}).items()],
     )
 
     def create() -> None:
@@ -115,13 +132,14 @@ def create_partitions(cluster: Cluster, name: str, count: int, *, timeout_ms: in
 
 
 def describe_configs(cluster: Cluster, kind: ResourceKind, name: str) -> list[Config]:
-    """All settings of a topic, broker or group that are in force, with where each comes from."""
-    resource = Message(resource_type=_RESOURCE_TYPES[kind], resource_name=name, configuration_keys=None)
+    """All settings of a topic, broker or group that are in force, with where each comes from; of the cluster those
+    that were set for all brokers."""
+    resource = Message(resource_type=_resource_type(kind, name), resource_name=name, configuration_keys=None)
     if kind == "topic":
         cluster.topic(name)
 
     def describe() -> list[Config]:
-        request = Message(resources=[resource], include_documentation=True)
+        request = Message(resources=[resource], include_documentation=True, include_synonyms=True)
         if kind == "broker":
             answer = cluster.call(cluster.broker(int(name)), apis.DESCRIBE_CONFIGS, request)
         else:
@@ -132,7 +150,7 @@ def describe_configs(cluster: Cluster, kind: ResourceKind, name: str) -> list[Co
             Config(
                 entry.name,
                 entry.value,
-                _SOURCES.get(entry.config_source, "unknown"),
+                _source(entry),
                 entry.read_only,
                 entry.is_sensitive,
                 entry.documentation or "",
@@ -143,18 +161,25 @@ def describe_configs(cluster: Cluster, kind: ResourceKind, name: str) -> list[Co
     return cluster.retry(describe)
 
 
+def _source(entry: Message) -> str:
+    """Of what was given when the broker started, Headrace says where; others only that it was then."""
+    given = (each.name for each in entry.synonyms if each.source == _STATIC)
+    told = next((name for name in given if name.partition(" ")[0] in _GIVEN), None)
+    return told or _SOURCES.get(entry.config_source, "unknown")
+
+
 def alter_configs(
     cluster: Cluster,
     kind: ResourceKind,
     name: str,
     *,
-    values: Mapping[str, str] | None = None,
+    values: Mapping[str, ConfigValue] | None = None,
     unset: Iterable[str] = (),
 ) -> None:
     """Set some settings, and bring others back to their defaults; those not named stay."""
-    changes = [Message(name=key, config_operation=_SET, value=value) for key, value in (values or {}).items()]
+    changes = [Message(name=key, config_operation=_SET, value=text_of(value)) for key, value in (values or {}).items()]
     changes += [Message(name=key, config_operation=_UNSET, value=None) for key in unset]
-    resource = Message(resource_type=_RESOURCE_TYPES[kind], resource_name=name, configs=changes)
+    resource = Message(resource_type=_resource_type(kind, name), resource_name=name, configs=changes)
     if kind == "topic":
         cluster.topic(name)
 
@@ -164,6 +189,16 @@ def alter_configs(
         check(result.error_code, f"settings of {kind} {name!r}", result.error_message)
 
     cluster.retry(alter)
+
+
+def _resource_type(kind: ResourceKind, name: str) -> int:
+    if kind not in _RESOURCE_TYPES:
+        raise InvalidRequest(f"{kind!r} has no settings; {', '.join(_RESOURCE_TYPES)} have")
+    if (kind == "cluster") == bool(name) or (kind == "broker" and not name.isdecimal()):
+        raise InvalidRequest(
+            f"{name!r} names no {kind}: a topic or group has a name, a broker a number, the cluster none"
+        )
+    return _RESOURCE_TYPES[kind]
 
 
 def delete_records(

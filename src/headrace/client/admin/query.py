@@ -1,19 +1,20 @@
 """Records of a topic by key, by partition and offset, or by time, found in the brokers.
 
 By key the brokers look into their key indexes (KeyQuery, over the Kafka port: it needs no second address, and goes the
-way of all other requests: TLS, leaders, retries). A record by its id is fetched. By time, a partition is read from the
-first record that is not older: times need not rise with offsets, so it is read to its end.
+way of all other requests: TLS, leaders, retries). Where there is no index, and by time, partitions are read from the
+first record that is not older: times need not rise with offsets, so they are read to their ends. A record by its id is
+fetched.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Request
-from headrace.client.admin.fetch import Position, fetch, list_offsets, offsets_at, read_batches
+from headrace.client.admin.fetch import Span, list_offsets, offsets_at, read_batches, span_records
 from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.connection.metadata import NO_LEADER, Topic
 from headrace.client.errors import Refusal, check
@@ -32,6 +33,11 @@ MOST: Final = 1 << 62
 
 Row = tuple[int, Record]
 """Partition and record."""
+Scanned = Callable[[int, int], None]
+"""Is told how many offsets were passed since the last time, and how many there are in all."""
+
+_NO_INDEX: Final = frozenset({ErrorCode.INVALID_CONFIG, ErrorCode.UNSUPPORTED_VERSION})
+"""The topic has none; the broker is not Headrace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +73,26 @@ class IndexPosition:
 
 
 def find(
-    cluster: Cluster, wanted: RecordQuery, *, newest_first: bool = True, limit: int | None = None
+    cluster: Cluster,
+    wanted: RecordQuery,
+    *,
+    newest_first: bool = True,
+    limit: int | None = None,
+    scanned: Scanned | None = None,
 ) -> Iterator[Row]:
     """By time, newest first, or by partition and offset. With a limit on a search by key, the newest are those with
-    the greatest offsets of their partitions."""
+    the greatest offsets of their partitions.
+
+    A topic without a key index is read through if `scanned` is there to be told; else a search by key is refused.
+    """
     if wanted.ids:
         found: Iterable[Row] = _by_id(cluster, wanted)
+    elif wanted.key is not None and scanned is not None:
+        found = _by_key_or_scan(cluster, wanted, newest_first, limit, scanned)
     elif wanted.key is not None:
         found = _by_key(cluster, wanted, newest_first, limit)
     else:
-        found = _by_time(cluster, wanted)
+        found = _scan(cluster, wanted, scanned)
     if not newest_first:
         rows: Iterable[Row] = sorted(found, key=_by_offset) if wanted.ids else found
     elif limit is None:
@@ -119,22 +135,34 @@ def _by_id(cluster: Cluster, wanted: RecordQuery) -> Iterator[Row]:
                     yield partition, record
 
 
-def _by_time(cluster: Cluster, wanted: RecordQuery) -> Iterator[Row]:
-    topic = wanted.topic
-    numbers = [partition.index for partition in cluster.topic(topic).partitions]
-    starts = offsets_at(cluster, topic, numbers, EARLIEST if wanted.from_ms is None else wanted.from_ms)
-    ends = list_offsets(cluster, topic, dict.fromkeys(numbers, LATEST))
-    for partition in numbers:
-        at, end = starts[partition], ends[partition].offset
-        while at < end:
-            (fetched,) = fetch(cluster, [Position(topic, partition, at)])
-            before = at
-            for header, batch in fetched.whole_batches():
-                records = [] if header.is_control else kernel.records(batch)
-                yield from ((partition, r) for r in records if at <= r.offset < end and wanted.matches(r))
-                at = header.next_offset
-            if at == before:
-                break
+def _scan(cluster: Cluster, wanted: RecordQuery, scanned: Scanned | None) -> Iterator[Row]:
+    topic = cluster.topic(wanted.topic)
+    numbers = [partition.index for partition in topic.partitions]
+    starts = offsets_at(cluster, topic.name, numbers, EARLIEST if wanted.from_ms is None else wanted.from_ms)
+    ends = list_offsets(cluster, topic.name, dict.fromkeys(numbers, LATEST))
+    total = sum(max(0, ends[n].offset - starts[n]) for n in numbers)
+    for n in numbers:
+        for records, passed in span_records(cluster, Span(topic.name, n, starts[n], ends[n].offset, topic.topic_id)):
+            yield from ((n, record) for record in records if wanted.matches(record))
+            if scanned is not None:
+                scanned(passed, total)
+
+
+def _by_key_or_scan(
+    cluster: Cluster, wanted: RecordQuery, newest_first: bool, limit: int | None, scanned: Scanned
+) -> Iterator[Row]:
+    some = False
+    try:
+        for row in _by_key(cluster, wanted, newest_first, limit):
+            some = True
+            yield row
+    except Refusal as refusal:
+        # An index that goes away between two pages is told: what was found by it would come twice.
+        if some or refusal.kafka_code not in _NO_INDEX:
+            raise
+    else:
+        return
+    yield from _scan(cluster, wanted, scanned)
 
 
 def _by_key(cluster: Cluster, wanted: RecordQuery, newest_first: bool, limit: int | None) -> Iterator[Row]:

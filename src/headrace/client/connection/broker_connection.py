@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from headrace import __version__
 from headrace.client.connection.connector import Connector
 from headrace.client.connection.reactor import Backoff, Reactor, Timer
-from headrace.client.connection.stream import POOL_BYTES, FrameReader, PartWriter
+from headrace.client.connection.stream import POOL_BYTES, RESPONSE_MAX_BYTES, FrameReader, PartWriter
 from headrace.client.errors import BrokerUnreachable, NeverSent, check
 from headrace.errors import HeadraceError, ProtocolError, Unsupported
 from headrace.ports.disk import Buffer
@@ -37,6 +37,7 @@ from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
 from headrace.wire import api as apis
 from headrace.wire.codec import decode_response, encode_request, read_response_header, write_request
+from headrace.wire.foreign_protocol import foreign_protocol
 from headrace.wire.message import Message
 
 IN_FLIGHT_MAX: Final = 1000
@@ -44,6 +45,17 @@ WAITING_MAX: Final = 10_000
 SETUP_TIMEOUT_S: Final = 5.0
 THROTTLE_MAX_S: Final = 60.0
 ALONE_BYTES: Final = 4096
+AGREEMENT_MAX_BYTES: Final = 1 << 20
+"""Of a broker's first answer. Other protocols' first bytes read as a size, and are above it."""
+
+TLS_HINT: Final = "; if this port speaks TLS, pass --tls or --tls-ca FILE, or tls= in Python"
+CERTIFICATE_HINT: Final = (
+    "; a broker may let in only who shows a certificate that it trusts: --tls-cert FILE, or tls= in Python"
+)
+_FOREIGN_HINTS: Final[dict[str | None, str]] = {
+    "TLS": ": this port speaks TLS; pass --tls or --tls-ca FILE, or tls= in Python",
+    "HTTP": ": this port speaks HTTP; take the one that the broker listens on for Kafka clients",
+}
 
 _QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 
@@ -409,6 +421,7 @@ class BrokerConnection:
         self._connector = None
         self._socket = sock
         self._reader = FrameReader(sock, self.address, self._buffers)
+        self._reader.max_bytes = AGREEMENT_MAX_BYTES
         self._writer = PartWriter(sock)
         self._writes_blocked, self._held_until = False, 0.0
         self._state = _State.AGREEING
@@ -430,6 +443,7 @@ class BrokerConnection:
             self._setup.cancel()
             self._setup = None
         self._state = _State.OPEN
+        self._reader.max_bytes = RESPONSE_MAX_BYTES
         self.opened_count += 1
         if self._on_opened is not None:
             self._on_opened(self)
@@ -480,7 +494,8 @@ class BrokerConnection:
         try:
             emptied = self._writer.write()
         except OSError as error:
-            self._lose(BrokerUnreachable(f"sending to {self.address}: {_reason(error)}"), failed=True)
+            why = f"{_reason(error)}{self._hint()}"
+            self._lose(BrokerUnreachable(f"sending to {self.address}: {why}"), failed=True)
             return
         if emptied is self._writes_blocked:
             self._writes_blocked = not emptied
@@ -506,7 +521,8 @@ class BrokerConnection:
         except ProtocolError as error:
             failure = self._no_broker() if self._state is _State.AGREEING else error
         except OSError as error:
-            failure = BrokerUnreachable(f"waiting for an answer from {self.address}: {_reason(error)}")
+            why = f"{_reason(error)}{self._hint()}"
+            failure = BrokerUnreachable(f"waiting for an answer from {self.address}: {why}")
         try:
             for frame in frames:
                 self._take(frame)
@@ -522,8 +538,15 @@ class BrokerConnection:
         elif self._waiting and frames:
             self._flush_soon()
 
+    def _hint(self) -> str:
+        """Why a broker may have hung up that has not answered once."""
+        if self._state is not _State.AGREEING:
+            return ""
+        return TLS_HINT if self._tls is None else CERTIFICATE_HINT
+
     def _no_broker(self) -> ProtocolError:
-        return ProtocolError(f"{self.address} does not answer as a Kafka broker")
+        hint = _FOREIGN_HINTS.get(foreign_protocol(self._reader.strange_head), "")
+        return ProtocolError(f"{self.address} does not answer as a Kafka broker{hint}")
 
     def _take(self, frame: memoryview) -> None:
         """One whole answer; it is for the oldest request in flight."""
@@ -575,8 +598,9 @@ class BrokerConnection:
                 self._on_failed(self, error)
         for request in begun:
             self._answer(request, error)
+        unsent = isinstance(error, BrokerUnreachable) and not isinstance(error, NeverSent)
         for request in never:
-            self._answer(request, NeverSent(str(error)) if isinstance(error, BrokerUnreachable) else error)
+            self._answer(request, NeverSent(str(error)) if unsent else error)
 
     def _check_at(self, when: float) -> None:
         if self._check is not None:

@@ -4,16 +4,19 @@ A broker answers the requests of one connection in order, so whatever may wait l
 connection of its own to the same broker. `send` carries produce requests; a consumer's fetches, and each member of a
 group, name channels of theirs; `control` carries what any broker can answer, to one broker at a time.
 
-A broker whose connection failed counts as failing for AVOID_S, or until it can be reached again.
+A broker whose connection failed counts as failing for AVOID_S, or until it can be reached again. Before any broker has
+answered, whoever asks hears NoBroker, and asks again for as long as its own timeouts say (see `FirstContact`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from headrace.client.connection.broker_connection import Body, BrokerConnection, OnAnswer
@@ -21,6 +24,7 @@ from headrace.client.connection.metadata import REFRESH_MS, Broker, Metadata
 from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES
 from headrace.client.connection.thread_reactor import JOIN_S, ThreadReactor
+from headrace.client.connection.tls import Tls, context_of
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NoBroker, Refusal
 from headrace.errors import ErrorCode, HeadraceError, ProtocolError, SettingError
 from headrace.ports.network import Address
@@ -34,8 +38,61 @@ DEFAULT_PORT: Final = 9092
 AVOID_S: Final = 5.0
 CONTROL_TRY_S: Final = 5.0
 IMPATIENT_S: Final = 1.0
+QUIET_S: Final = 1.0
+"""So long a first contact may take before anybody is told that it is waited for."""
+
+log = logging.getLogger(__name__)
 
 _NONE: Final[frozenset[int]] = frozenset()
+
+
+class FirstContact:
+    """The time before any broker has answered: who was tried, since when, and what came of it."""
+
+    def __init__(self, bootstrap: tuple[Address, ...], now: Callable[[], float]) -> None:
+        self.on_waiting: Callable[[NoBroker], None] = _log_waiting
+        """Told once, when it takes longer than a moment."""
+        self._bootstrap = bootstrap
+        self._now = now
+        self._since: float | None = None
+        self._failures: list[HeadraceError] = []
+        self._is_told = False
+        self._is_made = False
+
+    def begin(self) -> None:
+        """Somebody asks."""
+        if self._since is None:
+            self._since = self._now()
+
+    def failed(self, failures: Iterable[HeadraceError]) -> NoBroker:
+        """All addresses were tried once more, in vain."""
+        self.begin()
+        self._failures = list(failures)
+        error = self._told()
+        if error.mapping.retriable and not self._is_told and self._tried_s >= QUIET_S:
+            self._is_told = True
+            self.on_waiting(error)
+        return error
+
+    def made(self) -> None:
+        """A broker has answered."""
+        self._is_made = True
+
+    def error(self) -> NoBroker | None:
+        """What to tell who cannot wait any longer; None if a broker has answered, or nobody has asked."""
+        return None if self._is_made or self._since is None else self._told()
+
+    @property
+    def _tried_s(self) -> float:
+        return 0.0 if self._since is None else self._now() - self._since
+
+    def _told(self) -> NoBroker:
+        silent = BrokerUnreachable(f"no answer from {', '.join(map(str, self._bootstrap))}")
+        return NoBroker(self._failures or [silent], self._tried_s)
+
+
+def _log_waiting(error: NoBroker) -> None:
+    log.warning("still waiting for a first answer: %s", error)
 
 
 class ConnectionPool:
@@ -57,6 +114,7 @@ class ConnectionPool:
         self.client_id = client_id
         self.reactor = ThreadReactor() if reactor is None else reactor
         self.metadata = Metadata(self.reactor, self, refresh_ms=refresh_ms)
+        self.first_contact = FirstContact(bootstrap, self.reactor.now)
         self._owns_reactor = reactor is None
         self._bootstrap = bootstrap
         self._tls = tls
@@ -184,6 +242,7 @@ class ConnectionPool:
 
     def _opened(self, connection: BrokerConnection) -> None:
         self._avoided.pop(connection.address, None)
+        self.first_contact.made()
 
     def _failed(self, connection: BrokerConnection, error: HeadraceError) -> None:
         self._avoided[connection.address] = self.reactor.now() + AVOID_S
@@ -218,8 +277,9 @@ class _AnyBrokerRequest:
         self._left = pool._candidates()
         self._pending = 0
         self._impatience: Timer | None = None
-        self._failures: list[str] = []
+        self._failures: list[HeadraceError] = []
         self._over = False
+        pool.first_contact.begin()
 
     def next(self) -> None:
         if self._impatience is not None:
@@ -248,7 +308,7 @@ class _AnyBrokerRequest:
         if self._over:
             return
         if isinstance(answer, BrokerUnreachable | ProtocolError):
-            self._failures.append(str(answer))
+            self._failures.append(answer)
             self.next()
             return
         if isinstance(answer, Message):
@@ -256,9 +316,9 @@ class _AnyBrokerRequest:
         self._finish(answer)
 
     def _failure(self) -> HeadraceError:
-        reached_before = bool(self._pool.metadata.snapshot.brokers)
-        reasons = "; ".join(dict.fromkeys(self._failures)) or "no broker answered in time"
-        return (BrokerUnreachable if reached_before else NoBroker)(reasons)
+        if not self._pool.metadata.snapshot.brokers:
+            return self._pool.first_contact.failed(self._failures)
+        return BrokerUnreachable("; ".join(dict.fromkeys(map(str, self._failures))) or "no broker answered in time")
 
     def _finish(self, answer: Message | HeadraceError) -> None:
         if self._impatience is not None:
@@ -366,7 +426,7 @@ def _codes(answer: Message) -> Iterator[int]:
 class _Key:
     bootstrap: tuple[Address, ...]
     client_id: str
-    tls: int
+    tls: str | Path | int
     reactor: int
 
 
@@ -378,22 +438,24 @@ def shared(
     bootstrap: str | Iterable[str],
     *,
     client_id: str,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls = None,
     reactor: Reactor | None = None,
     refresh_ms: int = REFRESH_MS,
 ) -> ConnectionPool:
-    """The pool of a client id: the same object for the same addresses, TLS context and reactor (None: threads).
+    """The pool of a client id: the same object for the same addresses, `tls` and reactor (None: threads).
 
     Nothing is connected yet. Call `release` when done with it.
     """
     addresses = parse_bootstrap(bootstrap)
-    key = _Key(addresses, client_id, id(tls), id(reactor))
+    key = _Key(addresses, client_id, tls if isinstance(tls, str | Path) else id(tls), id(reactor))
     with _registry_lock:
         pool = _registry.get(key)
         if pool is not None:
             pool._users += 1
             return pool
-        pool = ConnectionPool(addresses, client_id=client_id, tls=tls, reactor=reactor, refresh_ms=refresh_ms)
+        pool = ConnectionPool(
+            addresses, client_id=client_id, tls=context_of(tls), reactor=reactor, refresh_ms=refresh_ms
+        )
         pool._key = key
         _registry[key] = pool
         return pool

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from headrace.client.connection.reactor import Reactor
-from headrace.client.errors import BrokerUnreachable
+from headrace.client.errors import BrokerUnreachable, WrongEndpoint
 from headrace.errors import HeadraceError
 from headrace.ports.network import Address
 from headrace.system.pacing import unpace_loopback
@@ -24,6 +24,14 @@ Found = list[tuple[Any, ...]]  # as getaddrinfo gives them
 
 DEAF_MS: Final = 10_000
 """A host that acknowledges nothing for so long counts as lost, sooner than a request may time out."""
+
+_UNKNOWN_NAME: Final = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
+"""Nobody has such a host, and asking again will not bring it; other failures of a lookup may pass."""
+
+_MAY_PASS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""A peer that went away in the middle of the handshake, as one that is just starting does."""
+_UNKNOWN_AUTHORITY: Final = frozenset({18, 19, 20, 21})
+"""OpenSSL's codes for a certificate that is right but for who signed it: itself, or somebody who is not trusted."""
 
 _UNDER_WAY: Final = frozenset((errno.EINPROGRESS, errno.EAGAIN, errno.EINTR))
 
@@ -46,6 +54,7 @@ class Connector:
         self._left: Found = []
         self._reason = ""
         self._refused = False
+        self._unknown_name = False
         self._over = False
 
     def start(self) -> None:
@@ -69,6 +78,7 @@ class Connector:
             found, reason = self._look_up(), "the name has no address"
         except OSError as error:
             found, reason = [], f"the name cannot be looked up: {error.strerror or error}"
+            self._unknown_name = error.errno in _UNKNOWN_NAME
         self._reactor.post(lambda: self._try(found, reason))
 
     def _try(self, found: Found, reason: str = "") -> None:
@@ -93,11 +103,11 @@ class Connector:
             return
         if not self._over:
             self._over = True
-            self._on_failed(BrokerUnreachable(self._failure()))
+            self._on_failed((WrongEndpoint if self._unknown_name else BrokerUnreachable)(self._failure()))
 
     def _failure(self) -> str:
         if self._refused:
-            return f"no broker answers at {self._address}; start one with `make serve`"
+            return f"no broker answers at {self._address}"
         return f"cannot connect to {self._address}: {self._reason}"
 
     def _note(self, error: OSError) -> None:
@@ -140,7 +150,7 @@ class Connector:
                 plain, server_hostname=self._address.host, do_handshake_on_connect=False, suppress_ragged_eofs=True
             )
         except (OSError, ValueError) as error:
-            self._no_tls(str(error))
+            self._no_tls(error, str(error))
             return
         self._shake_hands()
 
@@ -155,14 +165,15 @@ class Connector:
         except ssl.SSLWantWriteError:
             self._reactor.watch(sock, self._shake_hands, self._shake_hands)
         except OSError as error:
-            self._no_tls(error.strerror or str(error))
+            self._no_tls(error, _handshake_failure(error))
         else:
             self._finish(sock)
 
-    def _no_tls(self, reason: str) -> None:
+    def _no_tls(self, error: OSError | ValueError, reason: str) -> None:
         self._over = True
         self._drop()
-        self._on_failed(BrokerUnreachable(f"no TLS with {self._address}: {reason}"))
+        wrong = isinstance(error, ssl.SSLError | ValueError) and not isinstance(error, _MAY_PASS)
+        self._on_failed((WrongEndpoint if wrong else BrokerUnreachable)(f"no TLS with {self._address}: {reason}"))
 
     def _finish(self, sock: socket.socket) -> None:
         self._over = True
@@ -170,6 +181,17 @@ class Connector:
         self._reactor.unwatch(sock)
         unpace_loopback(sock)
         self._on_open(sock)
+
+
+def _handshake_failure(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "this port does not speak TLS; leave out --tls and --tls-ca (or pass --no-tls), or tls= in Python"
+    reason = error.strerror or str(error)
+    if isinstance(error, (ConnectionError, ssl.SSLEOFError)):
+        return f"{reason}; does this port speak TLS?"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNKNOWN_AUTHORITY:
+        return f"{reason}; pass --tls-ca FILE (tls=FILE in Python) to trust it"
+    return reason
 
 
 def _tune(sock: socket.socket) -> None:

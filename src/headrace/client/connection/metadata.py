@@ -134,6 +134,7 @@ class _Wanted:
     on_known: OnKnown
     create: bool
     since: float
+    within_s: float
     missing_since: float = math.inf
 
 
@@ -177,9 +178,9 @@ class Metadata:
         leader_id = found.partitions[partition].leader_id
         return None if leader_id == NO_LEADER else leader_id
 
-    def want(self, topic: str, *, create: bool, on_known: OnKnown) -> None:
+    def want(self, topic: str, *, create: bool, on_known: OnKnown, within_s: float | None = None) -> None:
         """Keep the topic in the snapshot from now on. `on_known` hears once: at once if it is known; otherwise when it
-        is, or when asking again will not help. `create` lets the broker make it.
+        is, or when asking again will not help, or did not for `within_s`. `create` lets the broker make it.
         """
         with self._reactor.lock:
             known = self.snapshot.topics.get(topic)
@@ -188,7 +189,8 @@ class Metadata:
                 _call(on_known, known)
                 return
             waiting = self._wanted.setdefault(topic, [])
-            waiting.append(_Wanted(on_known, create, self._reactor.now()))
+            limit_s = WANT_WITHIN_S if within_s is None else within_s
+            waiting.append(_Wanted(on_known, create, self._reactor.now(), limit_s))
             if len(waiting) == 1 or (create and not any(each.create for each in waiting[:-1])):
                 self._unasked = True
                 self._plan(self._reactor.now())
@@ -394,7 +396,7 @@ def _call(fn: Callable[..., None], *heard: object) -> None:
 
 def _failure(name: str, heard: MetadataSnapshot | HeadraceError, wanted: _Wanted, now: float) -> HeadraceError | None:
     """Why a topic that is not known yet will not be; None if it may still come."""
-    over = now >= wanted.since + WANT_WITHIN_S
+    over = now >= wanted.since + wanted.within_s
     if isinstance(heard, HeadraceError):
         return heard if over or not heard.mapping.retriable else None
     refusal = heard.refused.get(name) or Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")

@@ -21,6 +21,7 @@ from headrace.errors import ProtocolError
 from headrace.ports.disk import Buffer
 from headrace.ports.network import Address
 from headrace.records.buffers import BufferPool
+from headrace.wire.foreign_protocol import HEAD_BYTES
 
 RESPONSE_MAX_BYTES: Final = 1 << 30
 PARTS_PER_WRITE: Final = 1024  # IOV_MAX of Linux
@@ -48,6 +49,9 @@ class FrameReader:
         self._filled = 0
         self._wakes_at = 1
         self._ahead = 0  # bytes that are received and not cut
+        self.max_bytes = RESPONSE_MAX_BYTES
+        self.strange_head = b""
+        """The first bytes of what was no frame."""
 
     @property
     def is_idle(self) -> bool:
@@ -100,7 +104,8 @@ class FrameReader:
         received, pos = self._received, 0
         while end - pos >= 4:
             (size,) = _size(received, pos)
-            if not 4 <= size <= RESPONSE_MAX_BYTES:
+            if not 4 <= size <= self.max_bytes:
+                self.strange_head = bytes(received[pos : min(end, pos + HEAD_BYTES)])
                 raise ProtocolError(f"{self._peer} announced an answer of {size} bytes: is it a Kafka port?")
             pos += 4
             have = end - pos

@@ -20,12 +20,13 @@ from headrace.client.connection import exits
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.offset_lookup import OffsetLookup
-from headrace.client.consumer.options import ConsumerOptions, config_of
+from headrace.client.consumer.options import ConsumerConfig, ConsumerOptions, Topics, config_of
 from headrace.client.consumer.progress import Saved
 from headrace.client.consumer.retries import DELAYS_MS
 from headrace.client.consumer.threads import Listener, connect, end_with_program
 from headrace.client.errors import EngineClosed
 from headrace.client.fetch_requests import EARLIEST, LATEST
+from headrace.client.keywords import takes_options
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
 
@@ -41,15 +42,16 @@ BATCH_ROWS: Final = 10_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
 
+@takes_options(ConsumerConfig)
 class Consumer:
-    """Reads topics, alone or as a member of a group. The options are those of `ConsumerOptions`.
+    """Reads topics, alone or as a member of a group.
 
     Errors that pass are waited out: a broker that is restarted, a leader that moves, a topic that grows. What a call
     raises needs somebody to do something, and says what. A partition that cannot be read on (a damaged batch, a decoder
     that fails) does not hold up the others: the error is raised when there is nothing else to give, until a `seek`.
     """
 
-    def __init__(self, topics: str | Iterable[str] | None = None, **options: Unpack[ConsumerOptions]) -> None:
+    def __init__(self, topics: Topics = None, **options: Unpack[ConsumerOptions]) -> None:
         self._options = config_of(topics, options)
         self._closed = False
         self._listening: Listening | None = None
@@ -76,8 +78,11 @@ class Consumer:
             return
         try:
             self._close(handed_out=False)
-        except HeadraceError as failure:
-            log.warning("after %s the consumer could not be closed as it should: %s", kind.__name__, failure)
+        except Exception as failure:
+            log.warning(
+                "after %s the consumer could not be closed as it should: %s", kind.__name__, failure,
+                exc_info=not isinstance(failure, HeadraceError),
+            )  # fmt: skip
 
     def __iter__(self) -> Iterator[ReceivedRecord]:
         return self.records()
@@ -257,6 +262,14 @@ class Consumer:
             return
         if self._listening is not None:
             self._listening.halt()
+        with self._driver.lock:
+            self._core.begin_to_close(handed_out=handed_out)
+        try:
+            self._driver.tell(self._core, closing=True)
+        finally:
+            self._leave(handed_out=handed_out)
+
+    def _leave(self, *, handed_out: bool) -> None:
         try:
             self._settle(
                 lambda done: self._begin_to_leave([self._core], done, handed_out=handed_out),
@@ -309,11 +322,9 @@ class Consumer:
         with driver.lock:
             self._check_open()
             core.begin()
-            if take():
+            taken = not core.must_tell and take()
+            if taken:
                 core.end()
-                taken = True
-            else:
-                taken = False
         if taken:
             driver.drive()
             return True
@@ -332,9 +343,18 @@ class Consumer:
             came = driver.wait(lambda: core.ready or self._closed, deadline)
             with driver.lock:
                 self._check_open()
-                if take():
-                    return True
-                core.raise_failure()
+                tells = core.must_tell
+                if not tells:
+                    if take():
+                        return True
+                    core.raise_failure()
+                else:
+                    core.end()
+            if tells:
+                driver.tell(core)
+                with driver.lock:
+                    core.begin()
+                continue
             if deadline is not None and (not came or driver.now() >= deadline):
                 return False
             # What was ready may be gone: whatever brings more has its turn.
@@ -343,7 +363,8 @@ class Consumer:
     def _wait_until(self, done: Callable[[], bool], what: str) -> None:
         timeout_ms = self._options.timeout_ms
         if not self._driver.wait(done, self._driver.now() + timeout_ms / 1000):
-            raise RequestTimedOut(f"waited {timeout_ms} ms for {what}; are the brokers reachable?")
+            timed_out = RequestTimedOut(f"waited {timeout_ms} ms for {what}; are the brokers reachable?")
+            raise self._pool.first_contact.error() or timed_out
 
     def _assigned(self, topic: str, partition: int) -> TopicPartition:
         """A place that is assigned, or will be within the timeout."""

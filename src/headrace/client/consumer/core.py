@@ -24,9 +24,13 @@ from headrace.client.consumer.cursor import Cursor
 from headrace.client.consumer.fetcher import Fetcher, Reset
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.manual_assignment import ManualAssignment
-from headrace.client.consumer.membership import Membership
+from headrace.client.consumer.membership import LOOK_INTERVAL_MS, Membership
 from headrace.client.consumer.options import ConsumerConfig
 from headrace.client.consumer.progress import LocalProgress, NotHeld, Offsets, Saved, default_folder
+from headrace.client.consumer.rebalance_notices import Notice, RebalanceNotices
+from headrace.client.consumer.retries import own_topics
+from headrace.client.consumer.topic_pattern import TopicPattern
+from headrace.client.errors import NoBroker
 from headrace.client.fetch_requests import EARLIEST, FetchLimits
 from headrace.errors import HeadraceError, InvalidRequest
 
@@ -38,6 +42,11 @@ class AssignmentSource(Protocol):
 
     @property
     def rebalance_waits(self) -> bool: ...
+    @property
+    def going(self) -> frozenset[TopicPartition]: ...
+    def subscribe(self, topics: Iterable[str]) -> None: ...
+    def tell(self) -> None: ...
+    def let_go(self, going: frozenset[TopicPartition]) -> None: ...
     def start(self) -> None: ...
     def on_poll(self) -> None: ...
     def on_poll_end(self) -> None: ...
@@ -72,8 +81,13 @@ class ConsumerCore:
         self._on_ready = on_ready
         self._reactor = pool.reactor
         self._progress: LocalProgress | None = None
+        self._notices = notices_of(options)
         # First, as this is what may be refused.
         self._source = self._make_source()
+        self._pattern = self._make_pattern()
+        self._subscribed: frozenset[str] | None = None
+        self._late: frozenset[str] = frozenset()
+        """Topics that match the pattern and were not there when it was first looked for them."""
         limits = FetchLimits(options.max_wait_ms, options.min_bytes, options.fetch_bytes, options.partition_fetch_bytes)
         self._fetcher = Fetcher(
             pool,
@@ -88,9 +102,10 @@ class ConsumerCore:
         self._counts: dict[str, int] = {}
         self._unsaved: Offsets = {}
         """Of partitions that have gone: how far they were handed out, where that was not saved and nobody has heard."""
-        self._all_done = False
+        self._all_done = self._closing = False
         self._tracker: ProgressTracker | None = None
         self._timer: Timer | None = None
+        self._contact_timer: Timer | None = None
 
     def _make_source(self) -> AssignmentSource:
         options, pool = self.options, self.pool
@@ -98,18 +113,20 @@ class ConsumerCore:
             return Membership(
                 pool,
                 options.group,
-                options.topics,
+                options.names,
                 options.assignor,
                 session_timeout_ms=options.session_timeout_ms,
                 rebalance_timeout_ms=options.rebalance_timeout_ms,
                 instance_id=options.instance_id,
                 rack=options.rack,
+                look_interval_ms=min(LOOK_INTERVAL_MS, options.metadata_max_age_ms),
                 on_assigned=self._on_assigned,
                 on_revoked=self._on_revoked,
                 on_lost=self._on_lost,
                 on_unsaved=self._on_unsaved,
                 on_rebalance_waits=self._on_ready,
                 on_error=self._on_error,
+                tells_first=options.on_revoked is not None,
             )
         if options.group:
             from headrace.system.disk import SystemDisk
@@ -118,22 +135,66 @@ class ConsumerCore:
             self._progress = LocalProgress(pool.reactor, SystemDisk(), folder, options.group, options.client_id)
         return ManualAssignment(
             pool,
-            options.topics,
+            options.names,
             options.partitions,
             self._progress,
             on_assigned=self._on_assigned,
-            on_revoked=self._on_revoked,
+            on_revoked=self._on_vanished,
             on_missing=self._on_missing,
         )
 
+    def _make_pattern(self) -> TopicPattern | None:
+        options = self.options
+        if options.pattern is None:
+            return None
+        return TopicPattern(
+            self.pool,
+            options.pattern,
+            max_age_ms=options.metadata_max_age_ms,
+            left_out=own_topics(options.group),
+            on_topics=self._on_topics,
+            on_error=self._on_error,
+        )
+
     def start(self) -> None:
-        self._source.start()
+        if self._pattern is None:
+            self._source.start()
+        else:
+            self._pattern.start()
         self._save_later()
+        self._await_first_contact()
 
     @property
     def ready(self) -> bool:
-        """Whether a call would give something now, or raise."""
-        return self.collector.ready or self.error is not None or self._fetcher.failure() is not None
+        """Whether a call would give something now, or raise, or tell."""
+        return self.collector.ready or self.error is not None or self._fetcher.failure() is not None or self.must_tell
+
+    @property
+    def must_tell(self) -> bool:
+        """Whether the application is to be called back before anything is handed out."""
+        notices = self._notices
+        return notices is not None and (notices.waiting or bool(self._source.going))
+
+    def next_notice(self, *, closing: bool = False) -> Notice | None:
+        """What to call back with; `told` has to follow."""
+        if self._notices is None:
+            return None
+        # Who closes gives up everything anyway.
+        notice = self._notices.next(frozenset() if closing else self._source.going, closing=closing)
+        if notice is not None and notice.going:
+            self._source.tell()
+        return notice
+
+    def told(self, notice: Notice) -> None:
+        """The callback has returned, or failed: either way what was told holds."""
+        if self._notices is not None:
+            self._notices.done()
+        if notice.going:
+            self._source.let_go(notice.going)
+
+    def begin_to_close(self, *, handed_out: bool) -> None:
+        """What callbacks commit from now on without saying what is what `close` would save."""
+        self._closing, self._all_done = True, handed_out
 
     def begin(self) -> None:
         """A call begins: what earlier ones gave is done with."""
@@ -299,7 +360,7 @@ class ConsumerCore:
         """
         gone: Offsets = {}
         if offsets is None:
-            offsets = self.handed_out()
+            offsets = self.done_with() if self._closing and not self._all_done else self.handed_out()
             gone = {place: end for place, end in self._unsaved.items() if self._reached(place, offsets) < end}
             self._unsaved.clear()
         for place, offset in offsets.items():
@@ -342,6 +403,8 @@ class ConsumerCore:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._pattern is not None:
+            self._pattern.close()
         self._all_done = handed_out
         self._source.leave(lambda error: self._end(error, on_done))
 
@@ -351,6 +414,10 @@ class ConsumerCore:
 
     def drop(self) -> None:
         """End it without a word, or after all was said."""
+        if self._pattern is not None:
+            self._pattern.close()
+        if self._contact_timer is not None:
+            self._contact_timer.cancel()
         self._fetcher.close()
         self.collector.close()
         if self._progress is not None:
@@ -371,6 +438,16 @@ class ConsumerCore:
 
     # Notifications
 
+    def _on_topics(self, topics: frozenset[str]) -> None:
+        """What matches the pattern now."""
+        if self._subscribed is None:
+            self._source.subscribe(topics)
+            self._source.start()
+        else:
+            self._late |= topics - self._subscribed
+            self._source.subscribe(topics)
+        self._subscribed = topics
+
     def _on_assigned(self, places: Iterable[TopicPartition], positions: Mapping[TopicPartition, int]) -> None:
         wanted = list(places)
         metadata = self.pool.metadata
@@ -379,11 +456,15 @@ class ConsumerCore:
             if found is not None:
                 self._counts[topic] = len(found.partitions)
         known = {place: positions.get(place) for place in wanted}
-        # A partition that a topic gained while it was read has nothing that is not new.
-        gained = {place for place in wanted if place[1] >= self._counts.get(place[0], 1 << 31)}
+        # A partition that a topic gained while it was read has nothing that is not new, nor has a new topic.
+        gained = {
+            place for place in wanted if place[1] >= self._counts.get(place[0], 1 << 31) or place[0] in self._late
+        }
         late = {place: offset for place, offset in known.items() if place in gained}
         self._fetcher.assign({place: offset for place, offset in known.items() if place not in gained})
         self._fetcher.assign(late, EARLIEST)
+        if self._notices is not None:
+            self._notices.came(wanted)
         self._on_ready()
 
     def _on_revoked(self, places: Iterable[TopicPartition]) -> Offsets:
@@ -392,11 +473,23 @@ class ConsumerCore:
         if self.options.commit_interval_ms and self.options.group:
             done = self.handed_out() if self._all_done else self.done_with()
             offsets = {place: done[place] for place in wanted if place in done}
+        if self._notices is not None:
+            self._notices.went(wanted)
         self._release(wanted, offsets)
         return offsets
 
+    def _on_vanished(self, places: Iterable[TopicPartition]) -> Offsets:
+        """Read without sharing, partitions go only with their topic."""
+        wanted = list(places)
+        if self._notices is not None:
+            self._notices.lost(wanted)
+        return self._on_revoked(wanted)
+
     def _on_lost(self, places: Iterable[TopicPartition]) -> None:
-        self._release(list(places), {})
+        wanted = list(places)
+        if self._notices is not None:
+            self._notices.lost(wanted)
+        self._release(wanted, {})
 
     def _on_unsaved(self, offsets: Offsets) -> None:
         """What was to be saved when these were given up was not."""
@@ -428,14 +521,36 @@ class ConsumerCore:
 
     def _on_missing(self, error: HeadraceError) -> None:
         """Raised once: it is looked for again, and may come."""
+        if isinstance(error, NoBroker) and error.mapping.retriable:
+            return  # until the first contact has had its time
+        self._raise_once(error)
+
+    def _raise_once(self, error: HeadraceError) -> None:
         if self.error is None:
             self.error, self._may_pass = error, True
         self._on_ready()
+
+    def _await_first_contact(self) -> None:
+        self._contact_timer = self._reactor.call_at(
+            self._reactor.now() + self.options.timeout_ms / 1000, self._on_no_contact
+        )
+
+    def _on_no_contact(self) -> None:
+        """No broker has answered for as long as it may take; if none does, it is told again after as long."""
+        error = self.pool.first_contact.error()
+        if error is not None:
+            self._raise_once(error)
+            self._await_first_contact()
 
     def _on_reset(self, reset: Reset) -> None:
         log.warning("%s", reset)
         if (on_reset := self.options.on_reset) is not None:
             self._reactor.run_callback(lambda: on_reset(reset))
+
+
+def notices_of(options: ConsumerConfig) -> RebalanceNotices | None:
+    callbacks = (options.on_assigned, options.on_revoked, options.on_lost)
+    return RebalanceNotices(*callbacks) if any(callbacks) else None
 
 
 def check_offset(place: TopicPartition, offset: int) -> None:

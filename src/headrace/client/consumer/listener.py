@@ -21,7 +21,14 @@ from typing import Final, Self
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.progress import Offsets
-from headrace.client.consumer.retries import LARGEST_BYTES, OutgoingRecord, failure_policy, make_topics, retry_options
+from headrace.client.consumer.retries import (
+    LARGEST_BYTES,
+    Failure,
+    OutgoingRecord,
+    failure_policy,
+    make_topic,
+    retry_options,
+)
 from headrace.client.consumer.threads import Condition, Crew, Driver, Event, Listener, Work, blocking, call
 from headrace.client.consumer.workload import Job, Share, Workload, share_of
 from headrace.client.producer.producer import Producer
@@ -59,6 +66,8 @@ class Source:
         def taken() -> bool:
             # In one go with putting, so that no partition can go in between.
             records: list[ReceivedRecord] = []
+            if core.must_tell:
+                return False
             core.collector.take(records, most, self.share.size_bytes)
             if records:
                 put(records)
@@ -72,16 +81,26 @@ class Source:
             driver.turn()
             return
         # A partition that failed is no reason to wake up: it stays so.
-        driver.wait(lambda: core.collector.ready or core.error is not None or enough(), driver.now() + wait_s)
+        driver.wait(
+            lambda: core.collector.ready or core.error is not None or core.must_tell or enough(), driver.now() + wait_s
+        )
         with driver.lock:
             if not taken():
                 core.end()
                 core.raise_final_error()
 
     def step_aside(self) -> None:
+        self.tell()
         with self._driver.lock:
             self.core.step_aside()
         self._driver.turn()
+
+    def tell(self) -> None:
+        """Call the application back about its partitions."""
+        try:
+            self._driver.tell(self.core)
+        except Exception:
+            log.exception("a callback of a rebalance failed; the rebalance goes on")
 
     def hold(self, is_held: Callable[[TopicPartition], bool]) -> None:
         """Pause those partitions, and no others."""
@@ -124,17 +143,18 @@ class Listening:
         self.error: Exception | None = None
         """What ended it, other than `close`."""
         self._producer: Producer | None = None
+        self._made: set[str] = set()
+        """Topics for what failed that are known to be there."""
         self.retries: ConsumerCore | None = None
         """Of the retry topic."""
         self._sources = [Source(driver, core)]
         self._crew = Crew()
-        self._crew.begin(self._open, self._run)
+        self._open()
 
     def _open(self) -> None:
         core, rules = self._sources[0].core, self._policy.rules
         options = core.options
         if rules is not None:
-            blocking(make_topics, options, rules, retry=self._policy.retries_elsewhere)
             self._producer = Producer(
                 options.bootstrap, client_id=options.client_id, tls=options.tls, max_record_bytes=LARGEST_BYTES
             )
@@ -248,6 +268,8 @@ class Listening:
         while not self._stopping:
             if source.core.rebalance_waits:
                 self._step_aside(source)
+            elif source.core.must_tell:
+                source.tell()
             else:
                 core = source.core
                 source.share = share_of(
@@ -294,10 +316,10 @@ class Listening:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            error = None
+            failure = None
             if job.outgoing is None:
-                error = call(self._listener, self._policy, job)
-            self._settle(job, error)
+                failure = call(self._listener, self._policy, job)
+            self._settle(job, failure)
 
     def _next(self) -> Job | None:
         with self._changed:
@@ -310,10 +332,10 @@ class Listening:
                 self._changed.wait(None if next_at is None or self._load.holds else max(0.0, next_at - now))
         return None
 
-    def _settle(self, job: Job, error: str | None) -> None:
+    def _settle(self, job: Job, failure: Failure | None) -> None:
         after = None
-        if error is not None and self._load.is_current(job):
-            after = self._policy.after_failure(job, error)
+        if failure is not None and self._load.is_current(job):
+            after = self._policy.after_failure(job, failure)
         if job.outgoing is not None:
             after = self._send(job, job.outgoing)
         with self._changed:
@@ -328,11 +350,17 @@ class Listening:
 
     def _send(self, job: Job, outgoing: OutgoingRecord) -> float | None:
         """None once it is acknowledged; else how long to wait before it is sent again."""
+        options, rules, topic = self._sources[0].core.options, self._policy.rules, outgoing.topic
         assert self._producer is not None
+        assert rules is not None
         try:
+            if topic not in self._made:
+                blocking(make_topic, options, rules, topic)
+                self._made.add(topic)
             self._producer.send(
-                outgoing.topic, outgoing.value, key=outgoing.key, headers=outgoing.headers, partition=outgoing.partition
+                topic, outgoing.value, key=outgoing.key, headers=outgoing.headers, partition=outgoing.partition
             )
         except HeadraceError as error:
+            self._made.discard(topic)
             return self._policy.after_refusal(job, outgoing, error)
         return None

@@ -6,7 +6,8 @@
 Eager assignors give up everything before they join again; cooperative ones keep reading, and give up what has moved
 once they know. Before anything is given up its progress is saved, while the coordinator still takes it. That waits
 until the application comes for more (`on_poll`), for then it is done with what it has: a clean rebalance repeats no
-record. Between `on_poll_end` and the next `on_poll` the member keeps its place by heartbeats, for
+record. An application that wants to hear of it first (`tells_first`) finds what is to go in `going`, and says when it
+may (`let_go`). Between `on_poll_end` and the next `on_poll` the member keeps its place by heartbeats, for
 `rebalance_timeout_ms` at most; then it leaves the group, and joins again when the application comes back.
 
 Partitions are `lost`, not given up, when the group has gone on without this member: others may be reading them, and
@@ -20,6 +21,7 @@ Every answer belongs to an attempt; the next join, or leaving, begins a new one,
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Final
@@ -57,6 +59,7 @@ BEATS_PER_SESSION: Final = 3
 JOIN_MARGIN_S: Final = 5.0
 LEAVE_WITHIN_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 10.0
+LOOK_INTERVAL_MS: Final = 20_000
 MISSING_LOOK_S: Final = 1.0
 
 Assigned = Callable[[frozenset[TopicPartition], Offsets], None]
@@ -93,12 +96,13 @@ class Membership:
         on_unsaved: Callable[[Offsets], None] = lambda _: None,
         on_rebalance_waits: Callable[[], None] = lambda: None,
         on_error: Callable[[HeadraceError], None],
+        tells_first: bool = False,
         session_timeout_ms: int = 45_000,
         rebalance_timeout_ms: int = 300_000,
         beat_interval_ms: int = 3000,
         instance_id: str | None = None,
         rack: str = "",
-        look_interval_ms: int = 20_000,
+        look_interval_ms: int = LOOK_INTERVAL_MS,
     ) -> None:
         self.group = group
         self.state = State.OUT
@@ -109,7 +113,7 @@ class Membership:
         """What the application was given and did not lose."""
         self._pool = pool
         self._reactor = pool.reactor
-        self._topics = frozenset(topics)
+        self._topics = self._joined_for = frozenset(topics)
         self._assignor = assignor_named(assignor)
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
@@ -117,6 +121,10 @@ class Membership:
         self._on_unsaved = on_unsaved
         self._on_rebalance_waits = on_rebalance_waits
         self._on_error = on_error
+        self._tells_first = tells_first
+        self.going: frozenset[TopicPartition] = frozenset()
+        """With `tells_first`, what is not given up before the application has heard of it (`let_go`)."""
+        self._is_telling = False
         self._timeouts = Timeouts(session_timeout_ms, rebalance_timeout_ms)
         self._session_s = session_timeout_ms / 1000
         self._rebalance_s = rebalance_timeout_ms / 1000
@@ -150,15 +158,34 @@ class Membership:
         """The application comes for more: it is done with what it was handed."""
         with self._reactor.lock:
             self._polling = True
-            if self._at_poll is not None:
+            if self._at_poll is not None and not self.going:
                 waiting, self._at_poll = self._at_poll, None
                 waiting()
+
+    def tell(self) -> None:
+        """The application is being told what is `going`: until `let_go`, no rebalance begins that might leave it here
+        after all."""
+        self._is_telling = self._rejoining = True
+
+    def let_go(self, going: frozenset[TopicPartition]) -> None:
+        """It has heard. Unless the group has gone on without this member meanwhile, what was told goes now."""
+        if self._is_telling and going is self.going and self._at_poll is not None:
+            waiting, self._at_poll = self._at_poll, None
+            self.going, self._is_telling = frozenset(), False
+            waiting()
 
     def on_poll_end(self) -> None:
         """The application works on what it was handed."""
         with self._reactor.lock:
             self._polling = False
             self._busy_since = self._reactor.now()
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read these topics from now on: the group shares out anew, at once or after the rebalance that goes on."""
+        with self._reactor.lock:
+            self._topics = frozenset(topics)
+            if self.state is State.STABLE and self._topics != self._joined_for:
+                self._rejoin()
 
     def commit(self, offsets: Mapping[TopicPartition, int], on_done: Saved) -> None:
         """Save progress of partitions that are held; of any other the answer is NotHeld. In a rebalance it waits for
@@ -215,8 +242,9 @@ class Membership:
         """A new attempt: answers to what was asked before no longer count."""
         self._attempt += 1
         self.state = state
-        self._rejoining = False
+        self._rejoining = self._is_telling = False
         self._at_poll = None
+        self.going = frozenset()
 
     def _after(self, pause_s: float, fn: Callable[[], None]) -> None:
         attempt = self._attempt
@@ -242,7 +270,7 @@ class Membership:
 
     def _join(self) -> None:
         self._begin(State.JOINING)
-        who = self._identity()
+        who, self._joined_for = self._identity(), self._topics
         request = join_request(self.group, who, self._topics, self._assignor, self.held, self._rack, self._timeouts)
         self._ask(apis.JOIN_GROUP, request, self._joined, self._rebalance_s + JOIN_MARGIN_S)
 
@@ -273,9 +301,26 @@ class Membership:
             self._rooms = rooms
             assign = self._assignor.protocols[self.protocol]
             self._sync([] if skip else assignments(assign, members, rooms))
-            self._look_later(topics)
+            if skip:
+                self._look_at_shares(topics)
+            else:
+                self._look_later(topics)
 
         look(self._pool, topics, seen)
+
+    def _look_at_shares(self, topics: frozenset[str]) -> None:
+        """What a leader before this one has shared out may lack topics and partitions that have come since."""
+        attempt = self._attempt
+
+        def described(answer: Message | HeadraceError) -> None:
+            if attempt != self._attempt:
+                return
+            if isinstance(answer, Message):
+                self._rooms = shared_out(self._rooms, answer.groups[0].members)
+            self._look_later(topics)
+
+        request = Message(groups=[self.group])
+        self._coordinator.ask(apis.DESCRIBE_GROUPS, request, lambda answer: int(answer.groups[0].error_code), described)
 
     def _sync(self, given: list[Message]) -> None:
         request = sync_request(self.group, self._identity(), self.protocol, given)
@@ -313,7 +358,9 @@ class Membership:
             self._send_parked()
             gone = self.held - places
             if gone:
-                self._when_polling(lambda: self._give_up(gone))
+                self._when_polling(lambda: self._give_up(gone), gone)
+            elif self._topics != self._joined_for:
+                self._rejoin()
 
         self._progress.load(added, loaded)
 
@@ -326,13 +373,14 @@ class Membership:
         if self._assignor.step_by_step or not self.held:
             self._join()
         else:
-            self._when_polling(lambda: self._give_up(self.held))
+            self._when_polling(lambda: self._give_up(self.held), self.held)
 
-    def _when_polling(self, fn: Callable[[], None]) -> None:
-        if self._polling:
+    def _when_polling(self, fn: Callable[[], None], going: frozenset[TopicPartition]) -> None:
+        if self._polling and not self._tells_first:
             fn()
         else:
             self._at_poll = fn
+            self.going = going if self._tells_first else frozenset()
             self._on_rebalance_waits()
 
     def _give_up(self, places: frozenset[TopicPartition]) -> None:
@@ -455,7 +503,8 @@ class Membership:
 
     def _commit(self, offsets: dict[TopicPartition, int], on_done: Saved) -> None:
         def saved(error: HeadraceError | None) -> None:
-            if error is None or error.kafka_code != ErrorCode.REBALANCE_IN_PROGRESS:
+            if error is None or error.kafka_code != ErrorCode.REBALANCE_IN_PROGRESS or self._is_telling:
+                # Whoever is told what goes cannot wait for the rebalance that waits for him.
                 on_done(error)
             elif self.state is State.STABLE:
                 self._parked.append((offsets, on_done))
@@ -519,6 +568,17 @@ def rooms_of(topology: MetadataSnapshot) -> dict[str, list[str]]:
         name: [racks.get(partition.leader_id, "") for partition in topic.partitions]
         for name, topic in topology.topics.items()
     }
+
+
+def shared_out(rooms: Rooms, members: Iterable[Message]) -> dict[str, list[str]]:
+    """As much of each topic as is assigned to anybody, by a DescribeGroups answer."""
+    counts: Counter[str] = Counter()
+    for member in members:
+        try:
+            counts.update(topic for topic, _ in places_of(decode_assignment(member.member_assignment)))
+        except ProtocolError:
+            continue  # whatever it has is shared out anew, to one that can be understood
+    return {topic: list(racks[: counts[topic]]) for topic, racks in rooms.items() if counts[topic]}
 
 
 def has_grown(protocol: str, before: Rooms, now: Rooms) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,20 @@ from typing import Any, Final, Literal, TypedDict
 
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
+from headrace.client.connection.tls import Tls
 from headrace.client.consumer.fetcher import Reset
 from headrace.client.consumer.group_protocol import TopicPartition
+from headrace.client.consumer.rebalance_notices import RebalanceCallback
 from headrace.client.fetch_requests import EARLIEST, LATEST
-from headrace.errors import SettingError
+from headrace.errors import InvalidTopicName, SettingError
+from headrace.settings.topic_name import check_topic_name
 
 STARTS: Final[dict[str, int | None]] = {"earliest": EARLIEST, "latest": LATEST, "none": None}
 MODES: Final = ("cluster", "broadcast")
+
+
+Topics = str | re.Pattern[str] | Iterable[str] | None
+"""What is read: one topic, several, or all whose whole name matches: `re.compile(r"orders\\..*")`."""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -41,17 +48,21 @@ class ConsumerOptions(TypedDict, total=False):
     priority_header: str | None
     decoder: Callable[[bytes | None], Any] | None
     on_reset: Callable[[Reset], None] | None
+    on_assigned: RebalanceCallback | None
+    on_revoked: RebalanceCallback | None
+    on_lost: RebalanceCallback | None
     session_timeout_ms: int
     rebalance_timeout_ms: int
     instance_id: str | None
+    metadata_max_age_ms: int
     timeout_ms: int
     exit_timeout_ms: int
-    tls: ssl.SSLContext | None
+    tls: Tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    topics: tuple[str, ...]
+    topics: tuple[str, ...] | re.Pattern[str]
     bootstrap: str | Iterable[str] = DEFAULT_BOOTSTRAP
     """`host:port` of some brokers, with commas between or in a list; the others are heard of from them."""
     partitions: tuple[TopicPartition, ...] = ()
@@ -80,6 +91,7 @@ class ConsumerConfig:
     max_wait_ms: int = 500
     """How long a broker waits with its answer for `min_bytes`."""
     min_bytes: int = 1
+    """Less than this is not answered before `max_wait_ms` are over."""
     check_crc: bool = True
     """Whether batches are compared with their checksums."""
     rack: str = ""
@@ -90,22 +102,39 @@ class ConsumerConfig:
     """Makes of the bytes of a value what `record.value` is to be."""
     on_reset: Callable[[Reset], None] | None = None
     """Told when the reading of a partition goes on elsewhere than it was; it is logged in any case."""
+    on_assigned: RebalanceCallback | None = None
+    """Called with a list of (topic, partition) that this consumer reads from now on, before any record of them is
+    handed out; it may `seek`. As the next two it is called by the thread or task that polls, or listens, within that
+    call, and on asyncio it may be a coroutine function. What it raises the call raises, after the rebalance has gone
+    on; a listener logs it."""
+    on_revoked: RebalanceCallback | None = None
+    """Called with those that go to other members, while they are still held: what it commits is kept. On `close` it is
+    called with all, by who closes; not when a program ends without `close`."""
+    on_lost: RebalanceCallback | None = None
+    """Called with those that were taken without asking: the group went on without this member, or, without a group,
+    their topic was deleted. Others may be reading them, and nothing of them can be saved."""
     session_timeout_ms: int = 45_000
     """A member that the group's coordinator does not hear of for so long loses its partitions."""
     rebalance_timeout_ms: int = 300_000
     """A member that does not call `poll` for so long leaves the group."""
     instance_id: str | None = None
     """A name by which a member that comes back within its session keeps its partitions (static membership)."""
+    metadata_max_age_ms: int = 30_000
+    """How often the topics are looked at: within this a pattern finds new ones, and a group new partitions."""
     timeout_ms: int = 30_000
-    """How long calls that ask a broker may take: commit, lag, position, close."""
+    """How long calls that ask a broker may take (commit, lag, position, close), and how long a first broker is waited
+    for: meanwhile `poll` gives nothing, then it raises NoBroker, and it is tried on."""
     exit_timeout_ms: int = EXIT_TIMEOUT_MS
     """How long a program that ends without `close` takes to save progress and leave the group."""
-    tls: ssl.SSLContext | None = None
-    """Speak TLS with the brokers, by this context."""
+    tls: Tls = None
+    """Speak TLS with the brokers: True trusts the system's authorities, the path of a PEM file those in it; or an
+    ssl.SSLContext."""
 
     def __post_init__(self) -> None:
         if not self.topics and not self.partitions:
             raise SettingError("a consumer needs a topic: Consumer('orders')")
+        for name in (*self.names, *(topic for topic, _ in self.partitions)):
+            _check_name(name)
         if self.partitions and (self.topics or self.group):
             raise SettingError("partitions are read without a group and in place of topics: give either")
         if self.start not in STARTS:
@@ -114,7 +143,8 @@ class ConsumerConfig:
             raise SettingError(f"mode is {self.mode!r}; it may be {', '.join(map(repr, MODES))}")
         if self.mode == "broadcast" and not self.group:
             raise SettingError("broadcast mode keeps progress under the name of a group: give one")
-        for name in ("fetch_bytes", "partition_fetch_bytes", "buffer_bytes", "timeout_ms", "session_timeout_ms"):
+        above_zero = ("fetch_bytes", "partition_fetch_bytes", "buffer_bytes", "timeout_ms", "session_timeout_ms")
+        for name in (*above_zero, "metadata_max_age_ms"):
             if getattr(self, name) <= 0:
                 raise SettingError(f"{name} is {getattr(self, name)}, and has to be above 0")
         for name in ("max_wait_ms", "min_bytes", "commit_interval_ms", "exit_timeout_ms"):
@@ -122,15 +152,41 @@ class ConsumerConfig:
                 raise SettingError(f"{name} is {getattr(self, name)}, and may not be below 0")
 
     @property
+    def pattern(self) -> re.Pattern[str] | None:
+        """What the names of the topics match, if they are not given."""
+        return self.topics if isinstance(self.topics, re.Pattern) else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The topics that are given by name."""
+        return () if isinstance(self.topics, re.Pattern) else self.topics
+
+    @property
     def start_moment(self) -> int | None:
         return STARTS[self.start]
 
 
-def config_of(topics: str | Iterable[str] | None, options: ConsumerOptions) -> ConsumerConfig:
-    """Options of a consumer of one topic, of several, or of the partitions that the options name."""
+def _check_name(name: str) -> None:
+    """A topic that can never be there is told now: otherwise it would be waited for."""
+    if not isinstance(name, str):
+        raise TypeError(f"a topic's name is a str, not {type(name).__name__}: {name!r}")
+    try:
+        check_topic_name(name)
+    except InvalidTopicName as error:
+        hint = f"; for all topics that match a pattern give re.compile({name!r})" if name else ""
+        raise InvalidTopicName(f"{error}{hint}") from None
+
+
+def config_of(topics: Topics, options: ConsumerOptions) -> ConsumerConfig:
+    """Options of a consumer of one topic, of several, of all that match, or of the partitions that the options name."""
     given: dict[str, Any] = dict(options)
-    names = () if topics is None else (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+    if topics is None or isinstance(topics, str):
+        topics = () if topics is None else (topics,)
+    elif not isinstance(topics, re.Pattern):
+        topics = tuple(dict.fromkeys(topics))
+        if any(isinstance(name, re.Pattern) for name in topics):
+            raise SettingError("a pattern is given alone, in place of topics; join several by |: re.compile('a.*|b.*')")
     places = tuple(dict.fromkeys((topic, int(partition)) for topic, partition in given.pop("partitions", ())))
     if "bootstrap" in given and not isinstance(given["bootstrap"], str):
         given["bootstrap"] = tuple(given["bootstrap"])
-    return ConsumerConfig(topics=names, partitions=places, **given)
+    return ConsumerConfig(topics=topics, partitions=places, **given)

@@ -12,7 +12,8 @@ headers stay as they were; headers are added, numbers as decimal text:
     headrace-error       what was raised last, shortened
 
 The record is acknowledged there before its progress moves on here: if the process dies between the two it is tried
-twice, and never lost. Pure, but for `make_topics`.
+twice, and never lost. Each of the two topics is made when the first record needs it; members that wait for the retry
+topic find it within a second or so, and read it from its first record. Pure, but for `make_topic`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.client.admin import operations
-from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.consumer.options import ConsumerConfig
 from headrace.client.errors import Refusal
 from headrace.errors import ErrorCode, HeadraceError, SettingError
@@ -42,7 +43,9 @@ DELAYS_MS: Final = tuple(
 )
 MAX_TRIES: Final = 16
 ERROR_MAX_CHARS: Final = 300
-PART_MAX_CHARS: Final = 249 - len(".retry")
+RETRY: Final = "retry"
+DEAD: Final = "dead"
+PART_MAX_CHARS: Final = 249 - len(f".{RETRY}")
 HASH_CHARS: Final = 16
 LARGEST_BYTES: Final = (1 << 31) - 1
 """What could be read can be put aside, whatever the limit of its topic: the brokers' own is left."""
@@ -95,11 +98,11 @@ class RetryRules:
 
     @property
     def retry_topic(self) -> str:
-        return f"{topic_part(self.group)}.retry"
+        return f"{topic_part(self.group)}.{RETRY}"
 
     @property
     def dead_topic(self) -> str:
-        return f"{topic_part(self.group)}.dead"
+        return f"{topic_part(self.group)}.{DEAD}"
 
     def outgoing(self, record: ReceivedRecord, failed: int, error: str, now_ms: int) -> OutgoingRecord:
         """Where a record goes that has failed so often, this time included."""
@@ -163,6 +166,24 @@ LATER: Final = Verdict.LATER
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a record is not done."""
+
+    told: str
+    raised: BaseException | None = None
+    """By the listener, with where: that is logged."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        # What stands above the listener is ours, and tells nobody anything.
+        inner = error.__traceback__ and error.__traceback__.tb_next
+        return cls(f"{type(error).__name__}: {error}", error.with_traceback(inner or error.__traceback__))
+
+
+ASKED_LATER: Final = Failure("the listener asked for it later")
+
+
+@dataclass(frozen=True, slots=True)
 class FailurePolicy:
     ordered: bool
     rules: RetryRules | None
@@ -185,18 +206,18 @@ class FailurePolicy:
         shown.value = self.decoder(shown.value)
         return shown
 
-    def after_failure(self, job: Job, error: str) -> float | None:
+    def after_failure(self, job: Job, failure: Failure) -> float | None:
         """Try it again after so many seconds, or not here: then the job may have a record to be sent elsewhere."""
         record = job.record
         job.tries += 1
         log.warning(
             "%s-%d at offset %d failed for the %d. time: %s",
-            record.topic, record.partition, record.offset, job.tries, error,
+            record.topic, record.partition, record.offset, job.tries, failure.told, exc_info=failure.raised,
         )  # fmt: skip
         if self.ordered and (self.max_tries is None or job.tries <= self.max_tries):
             return self.pause_s
         if self.rules is not None:
-            job.outgoing = self.rules.outgoing(record, job.tries, error, round(time.time() * 1000))
+            job.outgoing = self.rules.outgoing(record, job.tries, failure.told, round(time.time() * 1000))
         return None
 
     def after_refusal(self, job: Job, outgoing: OutgoingRecord, error: HeadraceError) -> float:
@@ -210,6 +231,11 @@ class FailurePolicy:
                 job.record.topic, job.record.partition, job.record.offset, outgoing.topic, error,
             )  # fmt: skip
         return min(self.pause_s * 2.0 ** min(job.refused - 1, 16), RESEND_MOST_S)
+
+
+def own_topics(group: str | None) -> frozenset[str]:
+    """Where a group's listeners put what failed."""
+    return frozenset() if group is None else frozenset(f"{topic_part(group)}.{kind}" for kind in (RETRY, DEAD))
 
 
 def failure_policy(
@@ -230,22 +256,29 @@ def failure_policy(
     return FailurePolicy(ordered, rules, limit, pause_ms / 1000, options.decoder)
 
 
-def make_topics(options: ConsumerConfig, rules: RetryRules, *, retry: bool) -> None:
-    """The group's own topics, as far as they are not there. Blocks."""
-    wanted = {rules.dead_topic: 1, **({rules.retry_topic: len(rules.delays_ms)} if retry else {})}
+def make_topic(options: ConsumerConfig, rules: RetryRules, name: str) -> None:
+    """One of the group's own topics, if it is not there. Blocks."""
+    partitions = len(rules.delays_ms) if name == rules.retry_topic else 1
     with Cluster(
-        options.bootstrap, client_id=options.client_id, timeout_ms=options.timeout_ms, tls=options.tls
+        options.bootstrap,
+        client_id=options.client_id,
+        timeout_ms=options.timeout_ms,
+        retry=Retry(within_ms=options.timeout_ms),
+        tls=options.tls,
     ) as cluster:
-        for name, partitions in wanted.items():
-            try:
-                operations.create_topic(
-                    cluster, name, partitions=partitions, configs={"max.message.bytes": str(LARGEST_BYTES)}
-                )
-            except Refusal as refusal:
-                if refusal.kafka_code != ErrorCode.TOPIC_ALREADY_EXISTS:
-                    raise
-                if len(cluster.topic(name, expected=True).partitions) < partitions:
-                    operations.create_partitions(cluster, name, partitions)
+        try:
+            operations.create_topic(
+                cluster,
+                name,
+                partitions=partitions,
+                configs={"max.message.bytes": LARGEST_BYTES},
+                timeout_ms=options.timeout_ms,
+            )
+        except Refusal as refusal:
+            if refusal.kafka_code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            if len(cluster.topic(name, expected=True).partitions) < partitions:
+                operations.create_partitions(cluster, name, partitions)
 
 
 def retry_options(options: ConsumerConfig, rules: RetryRules) -> ConsumerConfig:
@@ -256,5 +289,8 @@ def retry_options(options: ConsumerConfig, rules: RetryRules) -> ConsumerConfig:
         start="earliest",
         priority_header=None,
         decoder=None,
+        on_assigned=None,
+        on_revoked=None,
+        on_lost=None,
         instance_id=options.instance_id and f"{options.instance_id}.retry",
     )

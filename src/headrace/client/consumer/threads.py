@@ -15,7 +15,7 @@ from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.options import ConsumerConfig
-from headrace.client.consumer.retries import LATER, FailurePolicy
+from headrace.client.consumer.retries import ASKED_LATER, LATER, Failure, FailurePolicy
 from headrace.client.consumer.workload import Job
 from headrace.errors import HeadraceError, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
@@ -60,6 +60,19 @@ class Driver:
     def cede(self) -> None:
         """Let others run before records are taken: threads do by themselves."""
 
+    def tell(self, core: ConsumerCore, *, closing: bool = False) -> None:
+        """Call the application back about its partitions, here and now; raises what it raises."""
+        while True:
+            with self.lock:
+                notice = core.next_notice(closing=closing)
+            if notice is None:
+                return
+            try:
+                notice.callback(notice.places)
+            finally:
+                with self.lock:
+                    core.told(notice)
+
     def drive(self) -> None:
         """Look after the network, no more often than every TURN_S."""
         now = self.now()
@@ -73,10 +86,6 @@ class Crew:
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
-
-    def begin(self, opening: Work, run: Callable[[Work], None]) -> None:
-        """What comes before all other work is done here and now, and raises here."""
-        opening()
 
     def start(self, work: Work) -> None:
         thread = threading.Thread(target=work, daemon=True)
@@ -101,13 +110,13 @@ def blocking(fn: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Res
     return fn(*args, **options)
 
 
-def call(listener: Listener, policy: FailurePolicy, job: Job) -> str | None:
+def call(listener: Listener, policy: FailurePolicy, job: Job) -> Failure | None:
     """None if the record is done, else what is wrong."""
     try:
         result = listener(policy.shown(job))
     except BaseException as error:  # noqa: BLE001 - a listener may raise anything; SystemExit ends no process here
-        return f"{type(error).__name__}: {error}"
-    return "the listener asked for it later" if result is LATER else None
+        return Failure.of(error)
+    return ASKED_LATER if result is LATER else None
 
 
 def end_with_program(

@@ -17,12 +17,13 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.metadata import Topic
 from headrace.client.connection.reactor import Reactor, Timer
 from headrace.client.errors import QueueFull, UnknownTopic
@@ -33,9 +34,9 @@ from headrace.errors import HeadraceError, RequestTimedOut
 from headrace.records import batch as batches
 from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES
-from headrace.records.builder import Delivery, OpenBatch, Report, SentBatch
+from headrace.records.builder import Delivery, OpenBatch, Report, SentBatch, as_bytes
 from headrace.records.partitioner import partition_for_key
-from headrace.records.record import Header
+from headrace.records.record import GivenHeaders
 from headrace.records.router import PartitionSlot, Quota, Router, TopicSlots
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from headrace.client.producer.request import ProduceTemplate
     from headrace.client.producer.sender import Sender
 
-FIND_WITHIN_S: Final = 60.0
 ENLARGED_WITHIN_S: Final = 1.0
 FIRST_BYTES: Final = 4096
 NARROW_FOR_S: Final = 60.0
@@ -416,8 +416,11 @@ class BufferMemory:
             self._driver.room()
 
 
-def not_heard_of(topic: str, within_s: float) -> RequestTimedOut:
-    return RequestTimedOut(f"nothing was heard of topic {topic!r} within {within_s:g} s: are the brokers running?")
+def not_heard_of(pool: ConnectionPool, topic: str, within_s: float) -> HeadraceError:
+    """Why a record's topic was waited for in vain."""
+    return pool.first_contact.error() or RequestTimedOut(
+        f"nothing was heard of topic {topic!r} within {within_s:g} s: are the brokers running?"
+    )
 
 
 class NoRoom(Exception):
@@ -471,11 +474,11 @@ class Accumulator:
     def append_ordered(
         self,
         topic: str,
-        value: bytes | None,
-        order_key: bytes,
+        value: bytes | str | None,
+        order_key: bytes | str,
         *,
-        key: bytes | None,
-        headers: Sequence[Header] | None,
+        key: bytes | str | None,
+        headers: GivenHeaders | None,
         timestamp_ms: int | None,
         callback: Callable[[Delivery], object] | None,
     ) -> Delivery:
@@ -485,6 +488,8 @@ class Accumulator:
         used, so a key stays where it is when the topic grows. One batch of a partition is out at a time. The value
         is encoded already.
         """
+        if type(order_key) is not bytes:
+            order_key = as_bytes(order_key, "order key")
         if topic not in self.own_router.topics:
             self.find(topic, -1)
         while True:
@@ -662,18 +667,17 @@ class Accumulator:
             slots.sticky = slots.slots[0]
 
     def _look_up(self, topic: str) -> None:
-        sender = self.sender
+        sender, within_s = self.sender, self.options.delivery_timeout_ms / 1000
         with sender.reactor.lock:
             lookup = self._lookups.get(topic)
             if lookup is None:
                 lookup = self._lookups[topic] = _TopicLookup(sender)
-                sender.pool.metadata.want(topic, create=True, on_known=lookup.hear)
-        within_s = min(FIND_WITHIN_S, self.options.delivery_timeout_ms / 1000)
+                sender.pool.metadata.want(topic, create=True, on_known=lookup.hear, within_s=within_s)
         known = sender.driver.until(Need.TOPIC, lambda: lookup.heard is not None, lookup.since + within_s)
         with sender.reactor.lock:
             self._lookups.pop(topic, None)
             if not known or lookup.heard is None:
-                raise not_heard_of(topic, within_s)
+                raise not_heard_of(sender.pool, topic, within_s)
             if isinstance(lookup.heard, HeadraceError):
                 raise lookup.heard
             self.update_topic(lookup.heard)

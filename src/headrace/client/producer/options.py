@@ -34,7 +34,7 @@ class ProducerOptions:
     queue_records: int
     when_full: float
     max_record_bytes: int
-    encoder: Callable[[Any], bytes | None] | None
+    encoder: Callable[[Any], bytes | str | None] | None
     delivery_timeout_ms: float
     request_timeout_ms: float
     in_flight: int

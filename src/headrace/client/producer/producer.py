@@ -11,7 +11,6 @@ A record is acknowledged when its delivery says so, and not before: what is in t
 from __future__ import annotations
 
 import math
-import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,7 +19,9 @@ from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.connection.thread_reactor import ThreadReactor
+from headrace.client.connection.tls import Tls
 from headrace.client.errors import ProducerClosed
+from headrace.client.keywords import takes_options
 from headrace.client.producer.accumulator import Need, ProducerBatch, ProduceResult
 from headrace.client.producer.direct import Direct
 from headrace.client.producer.lane import REMEMBERED_BATCHES
@@ -29,7 +30,7 @@ from headrace.client.producer.sender import Sender
 from headrace.client.producer.sticky_partitioner import TABLE
 from headrace.errors import RequestTimedOut
 from headrace.records.builder import Delivery, Report
-from headrace.records.record import Header
+from headrace.records.record import GivenHeaders
 
 ONE_WAY: Final = 0
 
@@ -103,8 +104,8 @@ class RecordAppender:
         self,
         topic: str,
         value: Any,
-        key: bytes | None,
-        headers: Sequence[Header] | None,
+        key: bytes | str | None,
+        headers: GivenHeaders | None,
         partition: int | None,
         timestamp_ms: int | None,
         acks: int | None,
@@ -127,8 +128,8 @@ class RecordAppender:
         topic: str,
         value: Any,
         *,
-        key: bytes | None,
-        headers: Sequence[Header] | None,
+        key: bytes | str | None,
+        headers: GivenHeaders | None,
         partition: int | None,
         timestamp_ms: int | None,
         acks: int | None,
@@ -153,10 +154,10 @@ class RecordAppender:
         self,
         topic: str,
         value: Any,
-        order_key: bytes,
+        order_key: bytes | str,
         *,
-        key: bytes | None,
-        headers: Sequence[Header] | None,
+        key: bytes | str | None,
+        headers: GivenHeaders | None,
         timestamp_ms: int | None,
         acks: int | None,
         callback: Callable[[Delivery], object] | None,
@@ -191,14 +192,13 @@ class RecordAppender:
                     leave(sent.pending)
 
 
-def connect(
-    bootstrap: str | Iterable[str], client_id: str, tls: ssl.SSLContext | None
-) -> tuple[ConnectionPool, ThreadDriver]:
+def connect(bootstrap: str | Iterable[str], client_id: str, tls: Tls) -> tuple[ConnectionPool, ThreadDriver]:
     pool = shared(bootstrap, client_id=client_id, tls=tls)
     assert isinstance(pool.reactor, ThreadReactor)
     return pool, ThreadDriver(pool.reactor)
 
 
+@takes_options()
 class Producer:
     """Sends records to the leaders of their partitions; thread-safe. Use as a context manager, or close it.
 
@@ -211,13 +211,14 @@ class Producer:
     queue_bytes, queue_records: how much may wait for its acknowledgement.
     when_full: 0 drops the record (its delivery fails with QueueFull), below 0 waits, above 0 waits at most so many ms.
     max_record_bytes: larger records are refused at once (BatchTooLarge).
-    encoder: makes bytes of what is given as a value; called once for a record, by who sends it.
+    encoder: makes bytes or text of what is given as a value; called once for a record, by who sends it.
     delivery_timeout_ms: after so long without an acknowledgement a record fails, whatever was tried.
     request_timeout_ms: how long a broker may take for an answer.
     in_flight: batches of a partition on their way at once, at most 5 where they are idempotent.
     avoid_slow, latency_table: keep records that may go anywhere away from brokers that were slow: (took ms, avoid ms).
     exit_timeout_ms: how long a program that ends without `close` sends what waits; what is left is logged.
-    tls: speak TLS with the brokers, by this context.
+    tls: speak TLS with the brokers: True trusts the system's authorities, the path of a PEM file those in it; or an
+        ssl.SSLContext.
     """
 
     def __init__(
@@ -234,14 +235,14 @@ class Producer:
         queue_records: int = QUEUE_RECORDS,
         when_full: float = -1,
         max_record_bytes: int = RECORD_BYTES,
-        encoder: Callable[[Any], bytes | None] | None = None,
+        encoder: Callable[[Any], bytes | str | None] | None = None,
         delivery_timeout_ms: float = 120_000,
         request_timeout_ms: float = 30_000,
         in_flight: int = REMEMBERED_BATCHES,
         avoid_slow: bool = False,
         latency_table: Sequence[tuple[int, int]] = TABLE,
         exit_timeout_ms: float = EXIT_TIMEOUT_MS,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls = None,
     ) -> None:
         options = ProducerOptions(
             acks=acks,
@@ -282,13 +283,16 @@ class Producer:
         topic: str,
         value: Any,
         *,
-        key: bytes | None = None,
-        headers: Sequence[Header] | None = None,
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         acks: int | None = None,
     ) -> Report:
-        """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time."""
+        """Send a record at once and wait for its acknowledgement; raises NotDelivered if there is none in time.
+
+        Value, key and headers are bytes or text, which is written as UTF-8; headers are a dict, or pairs.
+        """
         return self._appender.send(topic, value, key, headers, partition, timestamp_ms, acks)
 
     def send_async(
@@ -296,8 +300,8 @@ class Producer:
         topic: str,
         value: Any,
         *,
-        key: bytes | None = None,
-        headers: Sequence[Header] | None = None,
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         acks: int | None = None,
@@ -323,8 +327,8 @@ class Producer:
         topic: str,
         value: Any,
         *,
-        key: bytes | None = None,
-        headers: Sequence[Header] | None = None,
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
@@ -337,10 +341,10 @@ class Producer:
         self,
         topic: str,
         value: Any,
-        order_key: bytes,
+        order_key: bytes | str,
         *,
-        key: bytes | None = None,
-        headers: Sequence[Header] | None = None,
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
         timestamp_ms: int | None = None,
         acks: int | None = None,
         callback: Callable[[Delivery], object] | None = None,
