@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from brokers import wait_for
 from cli.conftest import Run, Running
+from proving import proves
 
 MakeTopic = Callable[..., str]
 Start = Callable[..., Running]
@@ -65,6 +68,20 @@ def test_members_are_shown_and_protect_the_group(run: Run, start: Start, group: 
     assert described(run, group_id)["members"] == []
 
 
+@proves("U1")
+def test_a_sigterm_lets_the_member_leave_at_once(inside: Run, start: Start, topic: MakeTopic) -> None:
+    name = topic()
+    group_id = f"group-of-{name}"
+    inside("produce", name, stdin="a\nb\nc\n")
+    member = start("consume", name, "--group", group_id, "--follow")
+    assert member.lines(3) == ["a", "b", "c"]
+    assert len(described(inside, group_id)["members"]) == 1
+    code, said = member.end(signal.SIGTERM)
+    assert (code, said) == (143, "")
+    assert described(inside, group_id)["members"] == [], "its session would have lasted for ten seconds more"
+    assert committed(inside, group_id) == [3], "what was printed is committed on the way out"
+
+
 def test_two_members_share_a_topic(run: Run, start: Start, topic: MakeTopic) -> None:
     name = topic(2)
     group_id = f"group-of-{name}"
@@ -98,6 +115,30 @@ def test_a_group_is_reset_to_a_place_or_a_time(
     assert committed(run, group_id) == [3, 3], "a dry run changes nothing"
     run("group", "reset", group_id, "--to", target)
     assert committed(run, group_id) == expected
+
+
+@proves("U1")
+def test_a_reset_says_that_a_log_does_not_reach_so_far(run: Run, group: tuple[str, str]) -> None:
+    group_id, name = group
+    assert run("group", "reset", group_id, "--to", "2", "--dry-run").stderr == ""
+    told = run("group", "reset", group_id, "--to", "99", "--dry-run").stderr.splitlines()
+    assert told == [f"headrace: {name}-{n} does not have offset 99; 3 is the nearest" for n in range(2)]
+
+
+@proves("U1")
+def test_seconds_since_1970_are_not_taken_for_milliseconds(inside: Run, topic: MakeTopic) -> None:
+    name = topic()
+    inside("produce", name, stdin="a\nb\nc\n")
+
+    def reset(target: str, exit_code: int = 0) -> str:
+        given = ("--to", target, "--topic", name, "--dry-run", "--json")
+        done = inside("group", "reset", f"group-of-{name}", *given, exit_code=exit_code)
+        return done.stderr if exit_code else str(json.loads(done.stdout)["partitions"][0]["new"])
+
+    an_hour_on = int(time.time()) + 3600
+    assert reset(f"@{an_hour_on}") == reset(f"@{an_hour_on}000") == "3", "nothing is so late"
+    assert reset(f"@{an_hour_on - 7200}") == reset("yesterday") == "0"
+    assert "neither seconds since 1970" in reset(f"@{an_hour_on}000000", exit_code=2)
 
 
 def test_only_what_is_named_is_reset(run: Run, group: tuple[str, str]) -> None:

@@ -57,6 +57,9 @@ def test_one_broker_from_up_to_down(local: Callable[..., str], tmp_path: Path) -
     assert (again["started"], again["bootstrap"]) == (["broker1"], bootstrap)
     assert run_command("consume", "t", bootstrap=bootstrap).stdout == "kept\n"
     assert json.loads(local("status", "--json"))["cluster"]["controller"] == 1
+    shown = local("up")
+    assert "started: nothing, all of it was up\n" in shown
+    assert "topic create" not in shown, "it is not new"
     local("kill", "broker1", "--signal", "STOP")
     wait_for("the pause", lambda: states(local, exit_code=1) == {"broker1": "paused"})
     assert local("down") == "stopped: broker1\n"

@@ -95,7 +95,7 @@ def test_a_partition_moves_with_its_data_and_its_leader_is_elected_again(three: 
     wait_for("the preferred leader", lambda: three.partition("moving", 0)["leader"] == target[-1])
 
 
-@proves("L3")
+@proves("L3", "U1")
 def test_a_broker_is_emptied_and_filled_again_by_plans_that_are_shown_first(three: Local) -> None:
     three.order("topic", "create", "drained", "--partitions", "3", "--replicas", "2")
     run_command("produce", "drained", "--partition", "2", bootstrap=three.bootstrap, stdin="kept\n")
@@ -112,8 +112,12 @@ def test_a_broker_is_emptied_and_filled_again_by_plans_that_are_shown_first(thre
     three.order("broker", "drain", "3", "--cancel")
     planned = three.ask("cluster", "rebalance", "--dry-run")["moves"]
     assert any(3 in move["to"] for move in planned)
-    three.order("cluster", "rebalance")
-    wait_for("replicas on every broker", lambda: len(three.ask("broker", "describe", "3")["replicas"]) == 2)
+    assert "leaders elected" in three.order("cluster", "rebalance").stdout
+    rows = three.ask("partition", "list", "--topic", "drained")
+    assert sum(3 in row["replicas"] for row in rows) == 2
+    assert {row["leader"] for row in rows} == BROKERS, "every broker leads as much, at once"
+    again = three.ask("cluster", "rebalance")
+    assert (again["moves"], again["elections"]) == ([], 0)
 
 
 @pytest.mark.long
@@ -137,6 +141,24 @@ def test_an_unclean_election_is_an_order_and_its_cost_is_shown(three: Local) -> 
     three.cluster("start", str(first))
     wait_for("both replicas", lambda: sorted(three.partition("strict", 0)["in_sync"]) == sorted([first, second]))
     three.order("topic", "delete", "strict")
+
+
+@proves("U1")
+def test_a_broker_that_is_down_is_told_with_who_waits_for_it(three: Local) -> None:
+    three.order("topic", "create", "solo", "--replicas", "1")
+    (holder,) = three.partition("solo", 0)["replicas"]
+    three.cluster("kill", str(holder))
+    wait_for("no leader", lambda: three.partition("solo", 0)["leader"] is None)
+    for command in ("status", "describe"):
+        told = three.order("cluster", command, exit_code=1).stdout
+        assert [line.split()[:2] for line in told.splitlines() if " down " in line] == [[str(holder), "down"]]
+        assert f"\ndown: broker {holder}\n" in told
+        assert f"\n  solo-0: waits for broker {holder}\n" in told
+    shown = three.ask("top", "--once", "--every", "10ms")["brokers"]
+    assert [row["broker"] for row in shown] == sorted(BROKERS)
+    assert [row["broker"] for row in shown if row["address"] is None] == [holder]
+    three.cluster("start", str(holder))
+    three.order("topic", "delete", "solo")
 
 
 @proves("G14", "J5")

@@ -116,7 +116,7 @@ def test_says_what_is_kept_elsewhere_or_not_at_all(tmp_path: Path, capfd: pytest
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        (["--key", "k", "--bootstrap", "127.0.0.1:1"], 1, "no broker answers at 127.0.0.1:1"),
+        (["--key", "k", "--bootstrap", "127.0.0.1:1", "--timeout", "0.1"], 1, "no broker answers at 127.0.0.1:1"),
         (["--archive", "ARCHIVE"], 2, "give --key, --hex-key, --offset, --from or --to"),
         (["--archive", "ARCHIVE", "--offset", "1-2"], 2, "'1-2' is not PARTITION:OFFSET"),
         (["--archive", "ARCHIVE", "--hex-key", "xy"], 2, "'xy' is not hexadecimal"),

@@ -50,14 +50,24 @@ def test_records_are_found_by_key_id_and_time(run: Run, broker: Broker, topic: M
         assert sorted(record.value or b"" for _, record in earlier) == [b"v0", b"v1", b"v2"]
 
 
-@proves("R3")
-def test_a_topic_without_an_index_says_how_to_have_one(run: Run, topic: MakeTopic) -> None:
-    name = topic()
-    refused = run("query", "--topic", name, "--key", "k", exit_code=1)
-    assert f"`headrace topic alter {name} --config key.index=true` has one built" in refused.stderr
-    run("produce", name, "--json-lines", stdin=lines(10))
-    run("topic", "alter", name, "--config", "key.index=true")
-    assert run("query", "--topic", name, "--key", "k7", "--format", "%v").stdout == "v7\n"
+@proves("R3", "U1")
+def test_a_topic_without_an_index_is_searched_and_says_how_to_have_one(inside: Run, topic: MakeTopic) -> None:
+    name = topic(2)
+    inside("produce", name, "--json-lines", "--compression", "lz4", stdin=lines(100))
+
+    def found(*options: str) -> list[str]:
+        return inside("query", "--topic", name, "--key", "k7", "--format", "%v", *options).stdout.split()
+
+    expected = [f"v{n}" for n in range(97, 0, -10)]
+    searched = inside("query", "--topic", name, "--key", "k7", "--format", "%v")
+    assert searched.stdout.split() == expected
+    assert "; 100 offsets were searched, as there is no key index" in searched.stderr
+    assert f"`headrace topic alter {name} --config key.index=true` has one built" in searched.stderr
+    scanned = [found(), found("--limit", "3"), found("--order", "offset", "--from", "@1750000050000")]
+    assert scanned == [expected, expected[:3], ["v57", "v67", "v77", "v87", "v97"]]
+    inside("topic", "alter", name, "--config", "key.index=true")
+    assert [found(), found("--limit", "3"), found("--order", "offset", "--from", "@1750000050000")] == scanned
+    assert "searched" not in inside("query", "--topic", name, "--key", "k7").stderr
 
 
 @proves("R3")

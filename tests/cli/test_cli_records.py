@@ -92,12 +92,68 @@ def test_a_wrong_line_is_named_and_what_came_before_is_sent(run: Run, topic: Mak
     name = topic()
     file = tmp_path / "records"
     file.write_text('{"value": "good"}\n{"value": }\n')
-    done = run("produce", name, "--json-lines", "--file", str(file), exit_code=1)
+    done = run("produce", name, "--json-lines", stdin=file.read_text(), exit_code=1)
     assert done.stderr.startswith("headrace: line 2: not valid JSON")
-    assert "the 1 records before it were sent" in done.stderr
+    assert "of the records before it 1 were sent" in done.stderr
     assert run("consume", name).stdout == "good\n"
     done = run("produce", name, "--file", str(tmp_path / "nothing"), exit_code=1)
     assert "No such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ('{"headers": 5}', "headers must be"),
+        ('{"value": }', "not valid JSON"),
+        ('{"value": "x", "partition": 1}', "has no partition 1, only 0 to 0"),
+    ],
+)
+@proves("U1")
+def test_nothing_of_a_file_with_a_wrong_line_is_sent(
+    run: Run, topic: MakeTopic, tmp_path: Path, wrong: str, why: str
+) -> None:
+    name = topic()
+    file = tmp_path / "records"
+    file.write_text('{"value": "good"}\n' * 3 + wrong + "\n")
+    done = run("produce", name, "--json-lines", "--file", str(file), exit_code=1)
+    assert done.stderr.startswith("headrace: line 4: ")
+    assert why in done.stderr
+    assert done.stderr.endswith("; nothing was sent\n")
+    assert run("consume", name).stdout == ""
+
+
+@proves("U1")
+def test_a_file_is_sent_from_where_standard_input_stands(
+    run: Run, topic: MakeTopic, tmp_path: Path, broker: Broker
+) -> None:
+    name = topic()
+    file = tmp_path / "records"
+    file.write_text("title\n" + "".join(f"k{n}:{n}\n" for n in range(3)))
+    with file.open("rb", buffering=0) as given:
+        given.seek(6)
+        command = [*COMMAND, "produce", name, "--key-separator", ":"]
+        subprocess.run(command, stdin=given, env=environment(broker.bootstrap), check=True)
+    assert run("consume", name).stdout == "0\n1\n2\n"
+
+
+@proves("U1")
+def test_input_that_cannot_be_read_is_told(run: Run, topic: MakeTopic, broker: Broker, tmp_path: Path) -> None:
+    name = topic()
+    done = run("produce", name, "--file", str(tmp_path), exit_code=1)
+    assert done.stderr == "headrace: cannot read the input: Is a directory\n"
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "produce", name]
+    ended = subprocess.run(closed, env=environment(broker.bootstrap), capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "headrace: standard input is closed; pipe lines in, or give --file\n"
+
+
+@proves("U1")
+def test_no_topic_is_created_before_there_is_a_record_for_it(run: Run, topic: MakeTopic) -> None:
+    name = f"new-{topic()}"
+    assert run("produce", name).stderr == "no line came in: nothing was sent\n"
+    assert name not in run("topic", "list").stdout.split()
+    run("produce", name, stdin="first\n")
+    assert run("consume", name).stdout == "first\n"
 
 
 def test_what_was_not_acknowledged_is_told_and_fails(run: Run, topic: MakeTopic) -> None:

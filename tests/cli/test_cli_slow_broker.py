@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from brokers import Broker, free_port
+from brokers import Broker
 from headrace.cli import cluster_reach
-from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.errors import NoBroker
 
 ANSWER_MS = 100
@@ -29,7 +29,9 @@ def test_the_only_broker_stands_still_for_longer_than_a_sign_of_life_may_take(
     broker = fresh_broker()
     rounds: list[int] = []
 
-    def connect(at: str | None = None, answer_ms: int = TIMEOUT_MS, kind: type[Cluster] = Cluster) -> Cluster:
+    def connect(
+        at: str | None = None, answer_ms: int = TIMEOUT_MS, kind: type[Cluster] = Cluster, first_contact_ms: int = 0
+    ) -> Cluster:
         if answer_ms != TIMEOUT_MS and at is None:
             rounds.append(answer_ms)
         if len(rounds) == 3:
@@ -37,7 +39,7 @@ def test_the_only_broker_stands_still_for_longer_than_a_sign_of_life_may_take(
             answer_ms = TIMEOUT_MS
         elif rounds and (at is not None or not answers_first):
             os.kill(broker.pid, signal.SIGSTOP)
-        return kind(at or broker.bootstrap, timeout_ms=answer_ms)
+        return kind(at or broker.bootstrap, timeout_ms=answer_ms, retry=Retry(first_contact_ms=first_contact_ms))
 
     try:
         with cluster_reach.reach(connect) as cluster:
@@ -48,13 +50,12 @@ def test_the_only_broker_stands_still_for_longer_than_a_sign_of_life_may_take(
 
 
 def test_a_wrong_address_is_told_at_once() -> None:
-    nowhere = f"127.0.0.1:{free_port()}"
     asked: list[int] = []
 
     def connect(at: str | None = None, answer_ms: int = TIMEOUT_MS) -> Cluster:
         asked.append(answer_ms)
-        return Cluster(at or nowhere, timeout_ms=answer_ms)
+        return Cluster("nowhere.invalid:9092", timeout_ms=answer_ms)
 
-    with pytest.raises(NoBroker):
+    with pytest.raises(NoBroker, match=r"nowhere\.invalid:9092: the name cannot be looked up"):
         cluster_reach.reach(connect)
     assert asked == [TIMEOUT_MS, ANSWER_MS]

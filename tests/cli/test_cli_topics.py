@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import struct
-import subprocess
-import termios
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from brokers import LAYOUT_VARIABLE, Broker
-from cli.conftest import COMMAND, Run, environment
+from cli.conftest import Run, on_terminal
+from headrace.cli.main import main
 from proving import proves
 
 
@@ -29,7 +28,42 @@ def test_a_topic_from_creation_to_deletion(run: Run, topic: Callable[..., str]) 
     assert (len(described["partitions"]), described["settings"]) == (3, {"segment.bytes": "1048576"})
     assert run("topic", "delete", name).stdout == f"deleted topic {name}\n"
     done = run("topic", "describe", name, exit_code=1)
-    assert done.stderr == f"headrace: there is no topic '{name}'; `headrace topic create {name}` makes it\n"
+    assert done.stderr.startswith(f"headrace: there is no topic '{name}'; ")
+
+
+@pytest.mark.parametrize("command", [("delete",), ("describe",), ("alter", "--partitions", "2")])
+@proves("U1")
+def test_a_topic_that_is_not_there_is_told_with_the_nearest_one(
+    topic: Callable[..., str], broker: Broker, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    name = topic()
+    for asked, hint in ((name + "s", f"did you mean '{name}'"), ("nope", "`headrace topic list` shows what there is")):
+        assert main(["topic", *command, asked, "--bootstrap", broker.bootstrap]) == 1
+        assert capsys.readouterr().err.startswith(f"headrace: there is no topic '{asked}'; {hint}")
+
+
+@proves("U1")
+def test_a_topic_is_created_like_another_with_what_is_said_otherwise(
+    topic: Callable[..., str], broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pattern = topic(3, "--config", "retention.ms=86400000", "--config", "cleanup.policy=compact")
+    at = ("--bootstrap", broker.bootstrap)
+
+    def described(name: str, *options: str) -> tuple[int, dict[str, str]]:
+        assert main(["topic", "create", name, "--like", pattern, *options, *at]) == 0
+        capsys.readouterr()
+        assert main(["topic", "describe", name, "--json", *at]) == 0
+        told = json.loads(capsys.readouterr().out)
+        return len(told["partitions"]), told["settings"]
+
+    same, other = f"{pattern}-same", f"{pattern}-other"
+    assert described(same) == (3, {"cleanup.policy": "compact", "retention.ms": "86400000"})
+    assert described(other, "--partitions", "2", "--config", "retention.ms=7200000") == (
+        2,
+        {"cleanup.policy": "compact", "retention.ms": "7200000"},
+    )
+    assert main(["topic", "create", f"{pattern}-more", "--like", f"{same}s", *at]) == 1
+    assert f"did you mean '{same}'" in capsys.readouterr().err
 
 
 def test_tables_without_a_terminal_are_aligned_text(run: Run, topic: Callable[..., str]) -> None:
@@ -103,17 +137,27 @@ def test_the_cluster_and_its_brokers_are_described(run: Run) -> None:
     assert "node.id" in {row["setting"] for row in rows}
 
 
-def test_a_terminal_gets_a_table(run: Run, topic: Callable[..., str], broker: Broker) -> None:
+@proves("U1")
+def test_a_brokers_setting_is_described_with_where_it_was_given(
+    fresh_broker: Callable[..., Broker], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "headrace.toml"
+    file.write_text("retention.check.ms = 99000\n")
+    broker = fresh_broker(
+        settings={"checkpoint.ms": 50_000},
+        environment={"HEADRACE_NUM_PARTITIONS": "3"},
+        prefix=("sh", "-c", f'exec "$@" --config {file}', "-"),
+    )
+    assert main(["config", "describe", "broker", "1", "--json", "--bootstrap", broker.bootstrap]) == 0
+    sources = {row["setting"]: row["source"] for row in json.loads(capsys.readouterr().out)}
+    assert sources["checkpoint.ms"] == "flag"
+    assert sources["num.partitions"] == "environment HEADRACE_NUM_PARTITIONS"
+    assert sources["retention.check.ms"] == f"file {file}"
+    assert sources["node.id"] == "default"
+
+
+def test_a_terminal_gets_a_table(topic: Callable[..., str], broker: Broker) -> None:
     name = topic(2)
-    ours, theirs = os.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-    process = subprocess.Popen([*COMMAND, "topic", "list"], stdout=theirs, env=environment(broker.bootstrap))
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # Linux ends a terminal whose other side is gone with EIO.
-        while read := os.read(ours, 65536):
-            shown += read
-    os.close(ours)
-    assert process.wait(60) == 0
-    assert "─" in shown.decode()
-    assert name in shown.decode()
+    shown = on_terminal(["-m", "headrace.cli.main", "topic", "list"], broker.bootstrap, columns=200)
+    assert "─" in shown
+    assert name in shown

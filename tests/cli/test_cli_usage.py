@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from brokers import free_port
 from cli.conftest import Run, environment
 from headrace import __version__
-from headrace.cli.main import COMMANDS
+from headrace.cli.main import COMMANDS, main
 from proving import proves
 
 
@@ -79,10 +80,32 @@ def test_wrong_usage_is_told_on_stderr_with_exit_code_2(alone: Run, arguments: t
     assert done.stderr.strip()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("topc",), "'topic'"),
+        (("pipeline", "archve"), "'archive'"),
+        (("topic", "lst"), "'list'"),
+        (("topic", "list", "--jsn"), "'--json'"),
+    ],
+)
+@proves("U1")
+def test_an_unknown_command_or_flag_is_told_with_the_nearest_one(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], meant: str
+) -> None:
+    assert main(list(arguments)) == 2
+    told = capsys.readouterr().err
+    assert meant in told[told.index("Did you mean") :]
+
+
 def test_a_broker_that_is_not_there_is_one_clear_line(alone: Run) -> None:
     port = free_port()
-    done = alone("topic", "list", "--bootstrap", f"127.0.0.1:{port}", exit_code=1)
-    assert done.stderr == f"headrace: no broker answers at 127.0.0.1:{port}; start one with `make serve`\n"
+    done = alone("topic", "list", "--bootstrap", f"127.0.0.1:{port}", "--timeout", "0.2", exit_code=1)
+    assert re.fullmatch(
+        rf"headrace: no broker answers at 127\.0\.0\.1:{port} \(tried for \d+\.\d s\); "
+        "start a broker with `headrace serve`\n",
+        done.stderr,
+    )
 
 
 @proves("R15")
@@ -127,7 +150,7 @@ def test_settings_come_from_the_environment_and_the_clients_own_variable_is_pass
         check=True,
     )
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("num.partitions "))
-    assert line.split()[:4] == ["num.partitions", "7", "partitions", "environment"]
+    assert line.split()[:5] == ["num.partitions", "7", "partitions", "environment", "HEADRACE_NUM_PARTITIONS"]
 
 
 @proves("R15")

@@ -14,6 +14,7 @@ from headrace.cli.output import format_bytes, format_cell
 from headrace.cli.produce import read_lines
 from headrace.errors import OperatorError
 from headrace.records.record import Record
+from proving import proves
 
 RECORD = Record(7, 1234, b"key", b"value", [("a", b"1"), ("b", None)])
 TOMBSTONE = Record(8, 1235, None, None, [])
@@ -53,13 +54,52 @@ def test_what_is_printed_as_json_is_read_back_the_same(
 ) -> None:
     printed = formats.format_json("t", 2, Record(5, 99, key, value, headers))
     assert printed.count(b"\n") == 1
-    assert parse_json_line(printed) == Line(key, value, headers, 2, 99)
+    assert parse_json_line(printed) == Line(key, value, headers, 2, 99, is_copy=True)
+
+
+@proves("U1")
+@pytest.mark.parametrize("timestamp_ms", [-1, -5])
+def test_a_copy_keeps_a_time_that_is_none(timestamp_ms: int) -> None:
+    printed = make_format("json")("orders", 3, Record(42, timestamp_ms, None, None, []))
+    assert parse_json_line(printed).timestamp_ms == timestamp_ms
 
 
 def test_json_that_people_write() -> None:
     assert parse_json_line(b'{"value": "v"}') == Line(None, b"v", [])
     assert parse_json_line(b'{"key": 5, "value": {"a": [1]}}') == Line(b"5", b'{"a": [1]}', [])
-    assert parse_json_line(b'{"value": "v", "headers": {"h": "x", "n": null}}').headers == [("h", b"x"), ("n", None)]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        '{"h": "x", "n": null}',
+        '[{"name": "h", "value": "x"}, {"name": "n", "value": null}]',
+        '[{"key": "h", "value": "x"}, {"key": "n", "value": null}]',
+        '[{"key": "h", "value_base64": "eA=="}, {"key": "n"}]',
+        '[["h", "x"], ["n", null]]',
+        '["h", "x", "n", null]',
+    ],
+)
+@proves("U1")
+def test_headers_are_taken_in_every_form_that_people_have_them(headers: str) -> None:
+    line = f'{{"value": "v", "headers": {headers}}}'.encode()
+    assert parse_json_line(line) == Line(None, b"v", [("h", b"x"), ("n", None)])
+
+
+@proves("U1")
+def test_headers_of_kafkas_console_tools_are_taken() -> None:
+    assert parse_json_line(b'{"headers": "a:1,b:x:y,c:"}').headers == [("a", b"1"), ("b", b"x:y"), ("c", b"")]
+    assert parse_json_line(b'{"headers": "NO_HEADERS"}').headers == []
+
+
+@proves("U1")
+def test_what_kcat_prints_is_taken() -> None:
+    """`kcat -C -J`."""
+    line = (
+        b'{"topic":"t","partition":1,"offset":7,"tstype":"create","ts":1700000000000,"broker":1,'
+        b'"headers":["a","1","a","2"],"key":"k","payload":"v"}'
+    )
+    assert parse_json_line(line) == Line(b"k", b"v", [("a", b"1"), ("a", b"2")], 1, 1_700_000_000_000, is_copy=True)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +111,12 @@ def test_json_that_people_write() -> None:
         (b'{"value_base64": "!"}', "not base64"),
         (b'{"value_base64": 5}', "not base64"),
         (b'{"partition": "1"}', "partition must be a whole number"),
+        (b'{"partition": 99999999999999999999}', "partition must be a whole number of at most 2147483647"),
         (b'{"timestamp": -5}', "timestamp must be a whole number"),
         (b'{"headers": [1]}', "headers must be"),
+        (b'{"headers": ["a"]}', "headers must be"),
+        (b'{"headers": [[1, "a"]]}', "headers must be"),
+        (b'{"headers": [{"nam": "a"}]}', "headers must be"),
         (b"[" * 100_000, "not valid JSON"),
     ],
 )
@@ -123,6 +167,12 @@ def test_cells_are_never_empty() -> None:
         "5.0 GiB",
         "3072.0 TiB",
     ]
+
+
+@proves("U1")
+def test_a_cell_does_not_steer_the_terminal() -> None:
+    assert format_cell("\x1b]0;title\x07\x1b[2J\u202ex\ny") == r"\x1b]0;title\x07\x1b[2J\u202ex" + "\ny"
+    assert format_cell(["a\rb", "grün"]) == r"a\rb,grün"
 
 
 def test_json_stays_on_one_line_whatever_is_in_it() -> None:

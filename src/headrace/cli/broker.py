@@ -9,6 +9,7 @@ from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.options import json_option
 from headrace.cli.output import optional_bytes, show_json, show_rows, show_table
 from headrace.cli.rebalance import partition_sizes, show_plan
+from headrace.cli.watch import watch_option
 from headrace.client.admin import operations, placement
 from headrace.errors import OperatorError
 
@@ -20,6 +21,7 @@ def broker() -> None:
 
 @broker.command("list")
 @json_option
+@watch_option
 @with_reached
 def list_brokers(cluster: ReachedCluster, as_json: bool) -> None:
     """List brokers, also those that are down and hold something."""
@@ -30,6 +32,7 @@ def list_brokers(cluster: ReachedCluster, as_json: bool) -> None:
 @broker.command()
 @click.argument("number", type=int)
 @json_option
+@watch_option
 @with_reached
 def describe(cluster: ReachedCluster, number: int, as_json: bool) -> None:
     """Show what broker NUMBER leads and follows, with watermarks, and what it stores."""

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from headrace.cli import health
+from headrace.cli import health, placement
 from headrace.cli.cluster_reach import ReachedCluster, with_reached
 from headrace.cli.local.commands import down, kill, start, status, up
 from headrace.cli.local.demo import demo_loss
 from headrace.cli.options import json_option
 from headrace.cli.output import optional_bytes, show_json, show_table
 from headrace.cli.rebalance import rebalance
+from headrace.cli.watch import watch_option
 from headrace.client.admin import operations
 from headrace.client.admin.operations import MetadataDoubt, metadata_doubts
 
@@ -29,42 +30,45 @@ for command in (up, status, start, kill, demo_loss, down, rebalance):
 
 @cluster.command()
 @json_option
+@watch_option
 @with_reached
 def describe(cluster: ReachedCluster, as_json: bool) -> int:
     """Show the cluster's id, its brokers, what each leads and stores, and which
     partitions are not as they should be.
 
-    The exit code is 0 only if every broker has answered.
+    The exit code is 0 only if every broker has answered, also those that hold
+    something and are down.
     """
     described = operations.describe_cluster(cluster)
-    partitions = [part for found in cluster.retry(cluster.topology).topics.values() for part in found.partitions]
+    addresses = {broker.broker_id: str(broker.address) for broker in described.brokers}
     stored = dict.fromkeys(cluster.answering, 0)
     for size in operations.describe_log_folders(cluster, brokers=cluster.answering):
         stored[size.broker_id] = stored.get(size.broker_id, 0) + size.size_bytes
     rows: list[dict[str, Any]] = [
         {
-            "broker": broker.broker_id,
-            "address": str(broker.address),
-            "rack": broker.rack,
-            "controller": broker.broker_id == described.controller_id,
-            "leads": sum(part.leader_id == broker.broker_id for part in partitions),
-            "replicas": sum(broker.broker_id in part.replicas for part in partitions),
-            "layout": _layout(cluster, broker.broker_id),
-            "stored_bytes": stored.get(broker.broker_id),
-            "answers": broker.broker_id not in cluster.silent,
+            "broker": row.broker,
+            "state": health.state_of(row.live, row.broker in cluster.silent),
+            "address": addresses.get(row.broker),
+            "rack": row.rack,
+            "controller": row.broker == described.controller_id,
+            "leads": len(row.leads),
+            "replicas": len(row.leads) + len(row.follows),
+            "layout": _layout(cluster, row.broker) if row.live else None,
+            "stored_bytes": stored.get(row.broker),
+            "answers": row.live and row.broker not in cluster.silent,
         }
-        for broker in described.brokers
+        for row in placement.brokers_of(cluster.retry(cluster.topology))
     ]
-    found = health.ask(cluster)
+    found = health.ask(cluster, cluster.silent)
     if as_json:
         asked = {"cluster_id": described.cluster_id, "controller": described.controller_id, "brokers": rows}
         show_json(asdict(found) | asked)
     else:
         click.echo(f"cluster {described.cluster_id}")
         shown = [{**row, "stored": optional_bytes(stored.get(row["broker"]))} for row in rows]
-        show_table(shown, ("broker", "address", "rack", "controller", "leads", "replicas", "layout", "stored"))
+        show_table(shown, ("broker", "state", "address", "rack", "controller", "leads", "replicas", "layout", "stored"))
         health.show(found)
-    return 1 if cluster.silent else 0
+    return 0 if all(row["answers"] for row in rows) else 1
 
 
 def _layout(cluster: ReachedCluster, broker_id: int) -> str | None:

@@ -68,10 +68,10 @@ def with_reached(command: F) -> F:
     return reached  # type: ignore[return-value]
 
 
-def reach(connect: Callable[..., Any]) -> ReachedCluster:
+def reach(connect: Callable[..., Any], *, tell: bool = True) -> ReachedCluster:
     brokers, silent = _signs_of_life(connect)
     answering = ",".join(str(brokers[each].address) for each in sorted(brokers.keys() - silent.keys()))
-    for broker_id, why in silent.items():
+    for broker_id, why in silent.items() if tell else ():
         click.echo(f"headrace: broker {broker_id} does not answer: {why}", err=True)
     cluster: ReachedCluster = connect(answering or None, kind=ReachedCluster)
     cluster.silent = silent
@@ -80,10 +80,11 @@ def reach(connect: Callable[..., Any]) -> ReachedCluster:
 
 def _signs_of_life(connect: Callable[..., Any]) -> tuple[dict[int, Broker], dict[int, str]]:
     """The brokers, and of each that is silent why. While all are, they are asked again, with more time to answer, until
-    --timeout; what is refused at once, such as a wrong address, is told at once.
+    --timeout; an address that waiting does not make right is told at once.
     """
+    begun = time.monotonic()
     with connect() as patient:
-        deadline = time.monotonic() + patient.timeout_ms / 1000
+        deadline = begun + patient.timeout_ms / 1000
     answer_ms = ANSWER_MS
     while True:
         began = time.monotonic()
@@ -101,6 +102,8 @@ def _signs_of_life(connect: Callable[..., Any]) -> tuple[dict[int, Broker], dict
             if len(silent) < len(brokers):
                 return brokers, silent
         if not began + answer_ms / 1000 <= time.monotonic() < deadline:
+            if isinstance(failure, NoBroker):
+                raise NoBroker(failure.failures, time.monotonic() - begun)
             if failure is not None:
                 raise failure
             return brokers, silent
@@ -110,7 +113,7 @@ def _signs_of_life(connect: Callable[..., Any]) -> tuple[dict[int, Broker], dict
 def _silent(connect: Callable[..., Any], brokers: dict[int, Broker], answer_ms: int) -> dict[int, str]:
     def trouble(broker_id: int) -> str | None:
         try:
-            with connect(str(brokers[broker_id].address), answer_ms) as alone:
+            with connect(str(brokers[broker_id].address), answer_ms, first_contact_ms=0) as alone:
                 alone.ask(apis.API_VERSIONS, api_versions_request())
         except HeadraceError as error:
             return str(error)

@@ -9,34 +9,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.cli.options import json_option
+from headrace.cli.options import context_option, json_option
 from headrace.cli.output import show_json, show_rows
-from headrace.client import DEFAULT_REGISTRIES
+from headrace.client import DEFAULT_REGISTRIES, contexts
 
 if TYPE_CHECKING:
     from headrace.cli.registries import Registries
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-REGISTRY_VARIABLE = "HEADRACE_REGISTRY"
-
 
 def with_registries(command: F) -> F:
     """Give the command `registries`, made from --registry."""
 
+    @context_option
     @click.option(
         "--registry",
-        envvar=REGISTRY_VARIABLE,
-        default=DEFAULT_REGISTRIES,
-        show_default=True,
         metavar="HOST:PORT,...",
-        help="HTTP ports of registries; the first that answers is asked.",
+        help="HTTP ports of registries, of which the first that answers is asked; else HEADRACE_REGISTRY, the "
+        f"context's, or {DEFAULT_REGISTRIES}.",
     )
     @functools.wraps(command)
-    def connecting(*args: Any, registry: str, **kwargs: Any) -> Any:
+    def connecting(*args: Any, context: str | None, registry: str | None, **kwargs: Any) -> Any:
         from headrace.cli.registries import Registries
 
-        return command(*args, registries=Registries(registry), **kwargs)
+        found = contexts.resolve({"registry": registry}, context)
+        return command(*args, registries=Registries(found["registry"], found.timeout_ms / 1000), **kwargs)
 
     return connecting  # type: ignore[return-value]
 

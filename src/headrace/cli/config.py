@@ -7,15 +7,17 @@ from typing import cast
 import click
 
 from headrace.cli import cluster_settings
+from headrace.cli.completers import resource_names, resource_setting_names, resource_settings
 from headrace.cli.options import json_option, pairs, with_cluster
 from headrace.cli.output import show_rows
+from headrace.cli.setting_values import for_people
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.operations import ResourceKind
 
 
 def _resource(command: click.decorators.FC) -> click.decorators.FC:
-    command = click.argument("name")(command)
+    command = click.argument("name", shell_complete=resource_names)(command)
     return click.argument("kind", type=click.Choice(["topic", "broker", "group"]), metavar="topic|broker|group")(
         command
     )
@@ -39,7 +41,7 @@ def describe(cluster: Cluster, kind: str, name: str, changed: bool, as_json: boo
     rows = [
         {
             "setting": entry.name,
-            "value": "(hidden)" if entry.sensitive else entry.value,
+            "value": _shown(entry, as_json),
             "source": entry.source,
             "read_only": entry.read_only,
             "meaning": entry.meaning,
@@ -52,7 +54,7 @@ def describe(cluster: Cluster, kind: str, name: str, changed: bool, as_json: boo
 
 @config.command("set")
 @_resource
-@click.argument("assignments", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.argument("assignments", nargs=-1, required=True, metavar="NAME=VALUE...", shell_complete=resource_settings)
 @with_cluster
 def set_values(cluster: Cluster, kind: str, name: str, assignments: tuple[str, ...]) -> None:
     """Set settings of a topic, broker or group."""
@@ -62,12 +64,18 @@ def set_values(cluster: Cluster, kind: str, name: str, assignments: tuple[str, .
 
 @config.command()
 @_resource
-@click.argument("settings", nargs=-1, required=True, metavar="SETTING...")
+@click.argument("settings", nargs=-1, required=True, metavar="SETTING...", shell_complete=resource_setting_names)
 @with_cluster
 def unset(cluster: Cluster, kind: str, name: str, settings: tuple[str, ...]) -> None:
     """Bring settings of a topic, broker or group back to their defaults."""
     operations.alter_configs(cluster, _kind(kind, name), name, unset=settings)
     click.echo(f"changed {kind} {name}")
+
+
+def _shown(entry: operations.Config, as_json: bool) -> object:
+    if entry.sensitive:
+        return "(hidden)"
+    return entry.value if as_json else for_people(entry.name, entry.value)
 
 
 def _kind(kind: str, name: str) -> ResourceKind:

@@ -4,7 +4,7 @@ Formats: `value`, `key-value`, `json`, or a template with %k key, %v value, %o o
 %T timestamp in ms, %h headers as name=value pairs, %% a percent sign; \\n and \\t in it are newline and tab.
 
 JSON has text where the bytes are valid UTF-8, else `key_base64`, `value_base64`; what `consume` prints as JSON,
-`produce --json-lines` takes.
+`produce --json-lines` takes. It takes what `kcat -J` prints too, and headers in every form that other tools have.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Line:
     headers: list[Header]
     partition: int | None = None
     timestamp_ms: int | None = None
+    is_copy: bool = False
+    """It has an offset, as of a record that was read: its partition says where that was, not where it shall go."""
 
 
 def make_format(name: str, key_separator: bytes = b"\t") -> Format:
@@ -120,6 +122,13 @@ def parse_line(line: bytes, key_separator: bytes | None) -> Line:
     return Line(key, value, [])
 
 
+_TAKEN: Final = frozenset(
+    {"key", "key_base64", "value", "value_base64", "headers", "partition", "timestamp", "topic", "offset"}
+)
+_OF_KCAT: Final[dict[str, str | None]] = {"payload": "value", "ts": "timestamp", "tstype": None, "broker": None}
+"""Fields that only `kcat -J` has, and what they are here."""
+
+
 def parse_json_line(line: bytes) -> Line:
     """A record from a JSON object; ValueError says which field is wrong."""
     try:
@@ -128,16 +137,27 @@ def parse_json_line(line: bytes) -> Line:
         raise ValueError(f"not valid JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError("a line must be one JSON object")
-    known = {"key", "key_base64", "value", "value_base64", "headers", "partition", "timestamp", "topic", "offset"}
-    if unknown := sorted(given.keys() - known):
-        raise ValueError(f"unknown field {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    if not given.keys() <= _TAKEN:
+        _rename_fields(given)
+    is_copy = given.get("offset") is not None
     return Line(
         _read_bytes(given, "key"),
         _read_bytes(given, "value"),
         _read_headers(given.get("headers")),
-        _read_number(given, "partition"),
-        _read_number(given, "timestamp"),
+        _read_number(given, "partition", most=(1 << 31) - 1),
+        # What a log has it may have without a time (-1), or with a producer's odd one: a copy has the same.
+        _read_number(given, "timestamp", least=-(1 << 63) if is_copy else 0),
+        is_copy,
     )
+
+
+def _rename_fields(given: dict[str, Any]) -> None:
+    """What kcat calls otherwise gets our name; ValueError for what nobody has."""
+    if unknown := sorted(given.keys() - _TAKEN - _OF_KCAT.keys()):
+        raise ValueError(f"unknown field {unknown[0]!r}; there are {', '.join(sorted(_TAKEN))}")
+    for theirs, ours in _OF_KCAT.items():
+        if theirs in given and ours is not None:
+            given.setdefault(ours, given[theirs])
 
 
 def _read_bytes(given: dict[str, Any], field: str) -> bytes | None:
@@ -154,18 +174,46 @@ def _read_bytes(given: dict[str, Any], field: str) -> bytes | None:
 
 
 def _read_headers(given: Any) -> list[Header]:
-    """An object of name to text, or a list of objects with name and value, as names may repeat."""
-    if given is None:
-        return []
-    if isinstance(given, dict):
-        given = [{"name": name, "value": value} for name, value in given.items()]
-    if not isinstance(given, list) or not all(isinstance(h, dict) and isinstance(h.get("name"), str) for h in given):
-        raise ValueError("headers must be an object, or a list of objects with name and value")
-    return [(header["name"], _read_bytes(header, "value")) for header in given]
+    """As `consume` prints them, `[{"name": "a", "value": "1"}]`, or with `key` for the name; `{"a": "1"}`;
+    `[["a", "1"]]`; `["a", "1"]` as kcat prints them; `"a:1,b:2"` as Kafka's console tools do.
+    """
+    match given:
+        case None | "NO_HEADERS":
+            return []
+        case str():
+            return [_read_pair(text.partition(":")[::2]) for text in given.split(",")]
+        case dict():
+            return [_read_pair(pair) for pair in given.items()]
+        case list() if given and all(isinstance(item, str | None) for item in given) and len(given) % 2 == 0:
+            return [_read_pair(pair) for pair in zip(given[::2], given[1::2], strict=True)]
+        case list():
+            return [_read_header(item) for item in given]
+    raise ValueError(_HEADERS_EXPECTED)
 
 
-def _read_number(given: dict[str, Any], field: str) -> int | None:
+def _read_header(given: Any) -> Header:
+    match given:
+        case [name, value]:
+            return _read_pair((name, value))
+        case {"name": str(name)} | {"key": str(name)} if given.keys() <= {"name", "key", "value", "value_base64"}:
+            return name, _read_bytes(given, "value")
+    raise ValueError(_HEADERS_EXPECTED)
+
+
+def _read_pair(pair: tuple[Any, Any]) -> Header:
+    name, value = pair
+    if not isinstance(name, str):
+        raise ValueError(_HEADERS_EXPECTED)
+    return name, _read_bytes({"value": value}, "value")
+
+
+_HEADERS_EXPECTED: Final = 'headers must be {"name": "value"}, or a list: [{"name": "a", "value": "1"}] or [["a", "1"]]'
+
+
+def _read_number(given: dict[str, Any], field: str, least: int = 0, most: int = (1 << 63) - 1) -> int | None:
     value = given.get(field)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise ValueError(f"{field} must be a whole number, not {value!r}")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{field} must be a whole number of at most {most}, not {value!r}")
     return value

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from headrace.cli import EXIT_INTERRUPTED
+from headrace.cli.completers import topic_names
 from headrace.cli.options import compression_option, json_option, with_connect
 from headrace.cli.output import format_bytes, show_json
 from headrace.client.admin import operations
@@ -46,7 +47,7 @@ class _Setup:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
     "--kind", type=click.Choice(["orders", "clicks"]), default="orders", show_default=True, help="What events."
 )

@@ -13,24 +13,31 @@ import click
 from headrace import __version__
 from headrace.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from headrace.cli.lazy_group import LazyGroup
+from headrace.cli.standard_output import OutputFailed, told_output
 from headrace.errors import HeadraceError, SettingError
 
 # Name and one line for the help: what --help shows without importing anything.
 COMMANDS = {
     "serve": "Run a broker.",
-    "registry": "Run a registry: routes for clients, and nothing kept.",
+    "registry": "Run a registry: routes for clients, not schemas; nothing is kept.",
+    "doctor": "Look for what keeps a broker from running well.",
     "topic": "Create, list, describe, alter and delete topics.",
     "produce": "Send lines of standard input, or of a file, to a topic.",
     "consume": "Print the records of a topic.",
+    "export": "Copy a topic to a file: JSON lines or Parquet.",
+    "import": "Copy a file to a topic.",
     "group": "List, describe, reset and delete consumer groups.",
+    "context": "Name clusters, and choose which one commands talk to.",
     "config": "Show and change settings of topics, brokers and the cluster.",
     "cluster": "Describe a cluster; run one on this machine.",
     "broker": "List, describe and drain brokers.",
     "partition": "List and move partitions, elect leaders.",
+    "top": "Watch brokers, topics and groups live: traffic and lag.",
     "load": "Generate traffic, with a ledger of what was acknowledged.",
-    "query": "Find records by key, in an archive.",
+    "query": "Find records by key, offset or time, in brokers or an archive.",
     "sql": "Query topics with SQL.",
-    "pipeline": "Archive, audit, compact, index, report, and jobs of your own, on Spark.",
+    "pipeline": "Archive, audit, compact, index, report, jobs of your own: Spark.",
+    "completion": "Complete commands and names in bash, zsh and fish.",
     "log": "Read a data folder offline: what is in it, and is it whole.",
 }
 
@@ -50,15 +57,18 @@ def root() -> None:
     echo hello | headrace produce greetings   send a record
     headrace consume greetings                read it back
 
-    The broker that other commands talk to is --bootstrap, or the environment's
-    HEADRACE_BOOTSTRAP, or 127.0.0.1:9092. Every listing command takes --json.
+    The broker that other commands talk to is --bootstrap, HEADRACE_BOOTSTRAP, that
+    of `headrace context`, or 127.0.0.1:9092. Every listing command takes --json.
     """
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the console script; answers the exit code."""
     try:
-        return root.main(arguments, prog_name="headrace", standalone_mode=False) or 0
+        with told_output():
+            return root.main(arguments, prog_name="headrace", standalone_mode=False) or 0
+    except OutputFailed as error:
+        return 0 if error.is_reader_gone else _fail(error, EXIT_FAILED)
     except (click.exceptions.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:

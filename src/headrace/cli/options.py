@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import functools
-import ssl
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from headrace.cli.completers import context_names
 from headrace.cli.times import parse_time_ms
-from headrace.client import DEFAULT_BOOTSTRAP
+from headrace.client import DEFAULT_BOOTSTRAP, contexts
 from headrace.errors import SettingError
+from headrace.settings.quantities import DURATION_FORMS, parse_duration_ms
 
 if TYPE_CHECKING:
+    import ssl
+
     from headrace.client.admin.cluster import Cluster
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
+
+class Duration(click.ParamType[int]):
+    """A time that is more than none, as people write it, in ms; `bare` is the unit of a number alone."""
+
+    name = "duration"
+
+    def __init__(self, bare: str) -> None:
+        self._bare = bare
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            found = parse_duration_ms(str(value), self._bare)
+        except ValueError:
+            self.fail(f"{value!r} is not a duration: write such as {DURATION_FORMS}", param, ctx)
+        if found <= 0:
+            self.fail(f"{value!r} is no time at all: write such as {DURATION_FORMS}", param, ctx)
+        return found
 
 
 def with_cluster(command: F) -> F:
@@ -37,34 +59,109 @@ def with_cluster(command: F) -> F:
 def with_connect(command: F) -> F:
     """Give the command `connect`, which makes clusters from --bootstrap and its kin: one for each thread."""
 
-    @bootstrap_option
-    @click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS", help="How long to wait and retry.")
-    @click.option("--tls-ca", metavar="FILE", help="Speak TLS, and trust the certificates in this PEM file.")
+    @context_option
+    @bootstrap_flag
+    @click.option(
+        *("--timeout", "timeout_ms"), type=Duration("s"), help="How long to wait and retry; else the context's, or 30s."
+    )
+    @_tls_options
     @functools.wraps(command)
-    def connecting(*args: Any, bootstrap: str, timeout: float, tls_ca: str | None, **kwargs: Any) -> Any:
+    def connecting(*args: Any, context: str | None, **kwargs: Any) -> Any:
         from headrace.client.admin.cluster import Cluster, Retry
 
-        timeout_ms = max(1, int(timeout * 1000))
-        tls = _tls(tls_ca) if tls_ca else None
+        flags = connection_flags(kwargs)
+        for parameter in _CONNECTION_PARAMETERS:
+            kwargs.pop(parameter)
 
-        def connect(at: str | None = None, answer_ms: int = timeout_ms, kind: type[Cluster] = Cluster) -> Cluster:
-            wait_ms = min(answer_ms, timeout_ms)
-            return kind(at or bootstrap, timeout_ms=wait_ms, retry=Retry(within_ms=wait_ms), tls=tls)
+        @functools.cache  # when it is first needed: not every command asks a broker
+        def reach() -> tuple[contexts.ConnectionSettings, ssl.SSLContext | None, Callable[[object], None]]:
+            found = contexts.resolve(flags, context)
+            return found, found.tls(), _say_once(f"headrace: waiting for a broker at {found['bootstrap']} ...")
+
+        def connect(
+            at: str | None = None,
+            answer_ms: int | None = None,
+            kind: type[Cluster] = Cluster,
+            first_contact_ms: int | None = None,
+        ) -> Cluster:
+            found, tls, on_waiting = reach()
+            wait_ms = min(answer_ms or found.timeout_ms, found.timeout_ms)
+            retry = Retry(within_ms=wait_ms, first_contact_ms=first_contact_ms)
+            made = kind(at or found["bootstrap"], timeout_ms=wait_ms, retry=retry, tls=tls)
+            made.pool.first_contact.on_waiting = on_waiting
+            return made
 
         return command(*args, connect=connect, **kwargs)
 
     return connecting  # type: ignore[return-value]
 
 
-def bootstrap_option(command: F) -> F:
-    """--bootstrap, as `bootstrap`."""
+def connection_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
+    """What the flags of `with_connect` say, under the names of a context's keys; None for those that are not given."""
+    given = {name: parameters.get(name.replace("-", "_")) for name in ("bootstrap", *_TLS_FILES)}
+    tls, timeout_ms = parameters.get("tls"), parameters.get("timeout_ms")
+    given["tls"] = None if tls is None else "true" if tls else "false"
+    given["timeout"] = None if timeout_ms is None else f"{timeout_ms}ms"
+    return given
+
+
+def context_option(command: F) -> F:
+    """--context, as `context`."""
+    return click.option(
+        "--context",
+        metavar="NAME",
+        shell_complete=context_names,
+        help="Talk to the cluster of this context; `none` for that of no context.",
+    )(command)
+
+
+def bootstrap_flag(command: F) -> F:
+    """--bootstrap, as `bootstrap`: None if it is not given."""
     return click.option(
         "--bootstrap",
-        envvar=BOOTSTRAP_VARIABLE,
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
         metavar="HOST:PORT,...",
-        help="Any broker of the cluster.",
+        help=f"Any broker of the cluster; else HEADRACE_BOOTSTRAP, the context's, or {DEFAULT_BOOTSTRAP}.",
+    )(command)
+
+
+def with_bootstrap(command: F) -> F:
+    """--bootstrap and --context, as `bootstrap`, for commands that run on Spark: it speaks no TLS here."""
+
+    @context_option
+    @bootstrap_flag
+    @functools.wraps(command)
+    def connecting(*args: Any, context: str | None, bootstrap: str | None, **kwargs: Any) -> Any:
+        return command(*args, bootstrap=plain_bootstrap(bootstrap, context), **kwargs)
+
+    return connecting  # type: ignore[return-value]
+
+
+def plain_bootstrap(flag: str | None, context: str | None) -> str:
+    """The brokers' addresses, for what cannot speak TLS; SettingError if it is asked for."""
+    found = contexts.resolve({"bootstrap": flag}, context)
+    if found.speaks_tls:
+        raise SettingError(
+            f"{found['bootstrap']} is spoken to by TLS ({found.source('bootstrap')}), and commands on Spark do not "
+            "speak it yet: name a listener without TLS, with --context none or HEADRACE_TLS=false"
+        )
+    return found["bootstrap"]
+
+
+_TLS_FILES = {
+    "tls-ca": "Speak TLS, and trust the certificates in this PEM file.",
+    "tls-cert": "Speak TLS, and show the certificate in this PEM file to brokers.",
+    "tls-key": "PEM file with its private key, if that stands in a file of its own.",
+    "tls-key-password-file": f"File with the key's password; or {contexts.PASSWORD_VARIABLE}.",
+}
+_CONNECTION_PARAMETERS = ("bootstrap", "timeout_ms", "tls", *(name.replace("-", "_") for name in _TLS_FILES))
+
+
+def _tls_options(command: F) -> F:
+    """--tls and the files for it, under the names of a context's keys."""
+    for name, meaning in reversed(_TLS_FILES.items()):
+        command = click.option(f"--{name}", metavar="FILE", help=meaning)(command)
+    return click.option(
+        "--tls/--no-tls", default=None, help="Speak TLS, and trust the system's authorities; or speak none."
     )(command)
 
 
@@ -104,8 +201,12 @@ def pairs(given: Iterable[str], option: str) -> dict[str, str]:
     return found
 
 
-def _tls(ca_file: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingError(f"--tls-ca {ca_file}: {error}") from None
+def _say_once(text: str) -> Callable[[object], None]:
+    """What tells a person who sits before it why nothing happens; scripts hear of it by the error."""
+    left = [text] if sys.stderr.isatty() else []
+
+    def say(_: object) -> None:
+        while left:
+            click.echo(left.pop(), err=True)
+
+    return say

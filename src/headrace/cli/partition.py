@@ -6,8 +6,10 @@ import click
 
 from headrace.cli import placement as views
 from headrace.cli.cluster_reach import ReachedCluster, with_reached
+from headrace.cli.completers import topic_names
 from headrace.cli.options import json_option
 from headrace.cli.output import NOTHING, show_json, show_table
+from headrace.cli.watch import watch_option
 from headrace.client.admin import placement
 from headrace.client.errors import Refusal
 from headrace.errors import ErrorCode
@@ -19,10 +21,11 @@ def partition() -> None:
 
 
 @partition.command("list")
-@click.option("--topic", help="Only this topic.")
+@click.option("--topic", shell_complete=topic_names, help="Only this topic.")
 @click.option("--by", type=click.Choice(["topic", "broker"]), default="topic", show_default=True, help="Which view.")
 @click.option("--internal", is_flag=True, help="Also topics that brokers keep for themselves.")
 @json_option
+@watch_option
 @with_reached
 def list_partitions(cluster: ReachedCluster, topic: str | None, by: str, internal: bool, as_json: bool) -> None:
     """List replicas with in-sync flag and watermark: by topic, or by the broker that holds them."""
@@ -44,7 +47,7 @@ def list_partitions(cluster: ReachedCluster, topic: str | None, by: str, interna
 
 
 @partition.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("number", type=click.IntRange(0), metavar="PARTITION")
 @click.option(
     "--to", "target", metavar="BROKER,...", help="The brokers that shall hold it, the preferred leader first."
@@ -69,7 +72,7 @@ def _brokers(text: str) -> list[int]:
 
 
 @partition.command()
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, shell_complete=topic_names)
 @click.argument("number", type=click.IntRange(0), required=False, metavar="[PARTITION]")
 @click.option("--preferred", "kind", flag_value="preferred", default=True, help="The first replica leads again.")
 @click.option(

@@ -34,6 +34,11 @@ def ask(cluster: Cluster) -> Placement:
     return Placement(by_topic(image, watermarks), by_broker(image, watermarks), found.lost, topology)
 
 
+def brokers_of(topology: MetadataSnapshot) -> tuple[BrokerRow, ...]:
+    """Every broker that is live or holds something, by the metadata alone."""
+    return by_broker(image_of(topology, (), []))
+
+
 def image_of(topology: MetadataSnapshot, draining: tuple[int, ...], moves: list[MoveUnderWay]) -> Image:
     """As much of the image as clients are told."""
     moving = {(move.topic, move.partition): move for move in moves}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 import sys
 import time
 from collections import Counter
@@ -16,9 +17,12 @@ from typing import Final, Self
 import click
 
 from headrace.cli import EXIT_INTERRUPTED, formats
+from headrace.cli.completers import topic_names
 from headrace.cli.options import compression_option, json_option, pairs, with_cluster
-from headrace.cli.output import show_json
+from headrace.cli.output import counted, show_json
+from headrace.cli.partition_mapping import BY_KEY, ROUND_ROBIN, PartitionMapping, partitions_option
 from headrace.client.admin.cluster import Cluster
+from headrace.client.errors import UnknownTopic
 from headrace.client.producer.producer import Producer
 from headrace.errors import HeadraceError, OperatorError
 from headrace.records.builder import Delivery
@@ -36,12 +40,13 @@ LINE_MAX_BYTES: Final = 64 << 20
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("--file", "path", metavar="FILE", help="Read this file instead of standard input.")
 @click.option("--key-separator", metavar="TEXT", help="What stands between key and value; else there is no key.")
 @click.option("--json-lines", is_flag=True, help="Each line is an object: key, value, headers, partition, timestamp.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record; repeat.")
 @click.option("--partition", type=click.IntRange(0), help="Send here; else by hash of the key, else spread.")
+@partitions_option
 @click.option("--acks", type=click.Choice(list(ACKS)), default="all", show_default=True, help="Who must have it.")
 @compression_option
 @click.option("--ledger", "ledger_folder", metavar="DIR", help="Note every acknowledged record there, for an audit.")
@@ -56,6 +61,7 @@ def produce(
     json_lines: bool,
     headers: tuple[str, ...],
     partition: int | None,
+    partitions: str,
     acks: str,
     compression: str,
     ledger_folder: str | None,
@@ -64,23 +70,35 @@ def produce(
 ) -> int:
     """Send lines to TOPIC, each line a record.
 
-    The exit code is 0 only if every record was acknowledged.
+    The exit code is 0 only if every record was acknowledged. A file is looked
+    through before anything of it is sent; of a pipe it is told what was sent
+    before a line that is wrong.
+
+    --partitions is for every line; fit, the default, only for copies, which are
+    JSON lines with an offset. Lines without a key go many at a time to one
+    partition, then to another: round-robin deals them out one by one.
     """
     if json_lines and key_separator is not None:
         raise click.UsageError("--json-lines and --key-separator exclude each other")
+    if partition is not None and partitions in (BY_KEY, ROUND_ROBIN):
+        raise click.UsageError(f"--partition and --partitions {partitions} exclude each other")
     if ledger_folder is not None and not ACKS[acks]:
         raise click.UsageError("--ledger needs acknowledgements: --acks 1 or all")
     fixed: list[Header] = [(name, value.encode()) for name, value in pairs(headers, "--header").items()]
     separator = key_separator.encode() if key_separator else None
     with (
         _ledger(ledger_folder, topic) as note,
-        _Outbox(cluster, topic, acks=ACKS[acks], codec=compression, linger_ms=linger, note=note) as outbox,
+        Outbox(cluster, topic, acks=ACKS[acks], codec=compression, linger_ms=linger, note=note) as outbox,
     ):
-        intake = _Intake(outbox, fixed, partition, separator, json_lines)
+        mapping = PartitionMapping(partitions, topic, outbox.partition_count or 0)
+        intake = _Intake(outbox, fixed, partition, mapping, separator, json_lines)
         signal.signal(signal.SIGINT, intake.interrupt)
-        intake.run(_open(path), linger / 1000)
+        descriptor = _open(path)
+        intake.check(descriptor)
+        intake.run(descriptor, linger / 1000)
         outbox.flush()
     _report(outbox, as_json)
+    mapping.tell()
     if intake.interrupted:
         return EXIT_INTERRUPTED
     return 1 if outbox.failed else 0
@@ -108,6 +126,8 @@ def _ledger(folder: str | None, topic: str) -> Iterator[Note | None]:
 
 def _open(path: str | None) -> int:
     if path is None:
+        if sys.stdin is None:
+            raise OperatorError("standard input is closed; pipe lines in, or give --file")
         return sys.stdin.fileno()
     try:
         return os.open(path, os.O_RDONLY)
@@ -115,7 +135,7 @@ def _open(path: str | None) -> int:
         raise OperatorError(f"cannot read {path}: {error.strerror}") from None
 
 
-class _Outbox:
+class Outbox:
     """Records on their way to one topic, and a count of what became of them. Callbacks come one at a time."""
 
     def __init__(
@@ -131,7 +151,10 @@ class _Outbox:
         self._taken = 0
         self._batch: list[tuple[int, NewRecord]] = []
         self._fault: Exception | None = None
-        cluster.topic(topic, create=True)
+        # It is not created before there is a record for it; but a broker that does not answer is told now.
+        found = cluster.retry(lambda: cluster.topology([topic])).topics.get(topic)
+        self.partition_count = None if found is None else len(found.partitions)
+        """None: there is no such topic yet."""
         self._producer = Producer(
             cluster.bootstrap,
             acks=acks,
@@ -150,10 +173,16 @@ class _Outbox:
         # All is flushed, or was interrupted: then nothing is waited for.
         self._producer.close(0)
 
+    def open(self) -> int:
+        """Let the topic be there; how many partitions it has."""
+        if self.partition_count is None:
+            self.partition_count = len(self._cluster.topic(self._topic, create=True).partitions)
+        return self.partition_count
+
     def add(self, record: NewRecord, partition: int | None) -> None:
         self._raise_fault()
         if partition is not None:
-            self._cluster.partition(self._topic, partition)
+            self.check_partition(partition)
         timestamp_ms, key, value, headers = record
         heard = self._heard if self._note is None else partial(self._heard_noted, self._taken, record)
         self._taken += 1
@@ -166,6 +195,11 @@ class _Outbox:
             timestamp_ms=timestamp_ms,
             callback=heard,
         )
+
+    def check_partition(self, partition: int) -> None:
+        """Raises ValueError for one that the topic does not have."""
+        if self.partition_count is not None and partition >= self.partition_count:
+            raise ValueError(str(UnknownTopic(self._topic, partition, self.partition_count)))
 
     def flush(self) -> None:
         """Send everything added so far and wait for its acknowledgement."""
@@ -206,15 +240,17 @@ class _Intake:
 
     def __init__(
         self,
-        outbox: _Outbox,
+        outbox: Outbox,
         headers: list[Header],
         partition: int | None,
+        mapping: PartitionMapping,
         key_separator: bytes | None,
         json_lines: bool,
     ) -> None:
         self._outbox = outbox
         self._headers = headers
         self._partition = partition
+        self._mapping = mapping
         self._key_separator = key_separator
         self._json_lines = json_lines
         self.interrupted = False
@@ -231,6 +267,26 @@ class _Intake:
             raise KeyboardInterrupt
         self.interrupted = True
 
+    def check(self, descriptor: int) -> None:
+        """Look through a file before anything of it is sent. Of lines that are all values nothing can be wrong."""
+        if not (self._json_lines or self._key_separator) or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return
+        start = os.lseek(descriptor, 0, os.SEEK_CUR)
+        for lines in read_lines(descriptor, 0):
+            if self.interrupted:
+                return
+            for line in lines:
+                self._line_number += 1
+                try:
+                    parsed = self._parse(line)
+                    if parsed.partition is not None and self._mapping.keeps(parsed.is_copy):
+                        self._outbox.check_partition(parsed.partition)
+                except ValueError as error:
+                    raise OperatorError(f"line {self._line_number}: {error}; nothing was sent") from None
+            self._show_progress(f"{self._line_number} lines looked through")
+        self._line_number = 0
+        os.lseek(descriptor, start, os.SEEK_SET)
+
     def run(self, descriptor: int, linger_seconds: float) -> None:
         chunks = read_lines(descriptor, linger_seconds)
         while (lines := self._next_lines(chunks)) is not None:
@@ -238,7 +294,7 @@ class _Intake:
                 self._outbox.flush()
             for line in lines:
                 self._add(line)
-            self._show_progress()
+            self._show_progress(f"{self._outbox.acknowledged} records acknowledged")
         if self._shows_progress:
             click.echo("\r\x1b[K", nl=False, err=True)
 
@@ -257,22 +313,27 @@ class _Intake:
     def _add(self, line: bytes) -> None:
         self._line_number += 1
         try:
-            if self._json_lines:
-                parsed = formats.parse_json_line(line)
-            else:
-                parsed = formats.parse_line(line, self._key_separator)
+            parsed = self._parse(line)
+            timestamp_ms = int(time.time() * 1000) if parsed.timestamp_ms is None else parsed.timestamp_ms
+            record = (timestamp_ms, parsed.key, parsed.value, [*self._headers, *parsed.headers])
+            named = self._partition if parsed.partition is None else parsed.partition
+            self._mapping.count = self._outbox.open()
+            self._outbox.add(record, self._mapping.place(named) if self._mapping.holds_for(parsed.is_copy) else named)
         except ValueError as error:
             self._outbox.flush()
-            sent = f"the {self._outbox.acknowledged} records before it were sent"
+            count = self._outbox.acknowledged
+            sent = f"of the records before it {count} were sent" if count else "nothing was sent"
             raise OperatorError(f"line {self._line_number}: {error}; {sent}") from None
-        timestamp_ms = int(time.time() * 1000) if parsed.timestamp_ms is None else parsed.timestamp_ms
-        record = (timestamp_ms, parsed.key, parsed.value, [*self._headers, *parsed.headers])
-        self._outbox.add(record, self._partition if parsed.partition is None else parsed.partition)
 
-    def _show_progress(self) -> None:
+    def _parse(self, line: bytes) -> formats.Line:
+        if self._json_lines:
+            return formats.parse_json_line(line)
+        return formats.parse_line(line, self._key_separator)
+
+    def _show_progress(self, text: str) -> None:
         if self._shows_progress and time.monotonic() >= self._progress_due:
             self._progress_due = time.monotonic() + PROGRESS_SECONDS
-            click.echo(f"\r\x1b[K{self._outbox.acknowledged} records acknowledged", nl=False, err=True)
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
 
 def read_lines(descriptor: int, idle_seconds: float) -> Iterator[list[bytes]]:
@@ -287,7 +348,10 @@ def read_lines(descriptor: int, idle_seconds: float) -> Iterator[list[bytes]]:
             wait = None
             yield []
             continue
-        chunk = os.read(descriptor, CHUNK_BYTES)
+        try:
+            chunk = os.read(descriptor, CHUNK_BYTES)
+        except OSError as error:
+            raise OperatorError(f"cannot read the input: {error.strerror}") from None
         if not chunk:
             break
         *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
@@ -300,7 +364,7 @@ def read_lines(descriptor: int, idle_seconds: float) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _report(outbox: _Outbox, as_json: bool) -> None:
+def _report(outbox: Outbox, as_json: bool) -> None:
     if as_json:
         partitions = {str(n): outbox.per_partition[n] for n in sorted(outbox.per_partition)}
         show_json({"acknowledged": outbox.acknowledged, "failed": outbox.failed, "partitions": partitions})
@@ -310,7 +374,9 @@ def _report(outbox: _Outbox, as_json: bool) -> None:
     if outbox.failed:
         total = outbox.acknowledged + outbox.failed
         click.echo(f"headrace: {outbox.failed} of {total} records were not acknowledged", err=True)
+    elif not as_json and not outbox.acknowledged:
+        click.echo("no line came in: nothing was sent", err=True)
     elif not as_json:
         count = len(outbox.per_partition)
-        where = f"in {count} partition{'' if count == 1 else 's'}"
-        click.echo(f"{outbox.acknowledged} records acknowledged {where}", err=True)
+        where = f"in {counted(count, 'partition')}"
+        click.echo(f"{counted(outbox.acknowledged, 'record')} acknowledged {where}", err=True)

@@ -1,9 +1,9 @@
 """`headrace query`: records by key, by partition and offset, or by time, in brokers or an archive. Starts no Spark.
 
-In the brokers a search by key needs a topic with a key index. An archive also has what the brokers have deleted, as
-long as it was archived. By key it needs no more than the key index and the row groups it names; what was archived after
-the last `headrace pipeline index` is searched, and a line on standard error says how much that was. Standard error also
-names matching dead letters, and says when an archive keeps no values.
+In the brokers a search by key reads the whole topic, unless that has a key index. An archive also has what the brokers
+have deleted, as long as it was archived. By key it needs no more than the key index and the row groups it names; what
+was archived after the last `headrace pipeline index` is searched, and a line on standard error says how much that was.
+Standard error also names matching dead letters, and says when an archive keeps no values.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from headrace.cli.completers import topic_names
 from headrace.cli.formats import Format, make_format
 from headrace.cli.options import time_ms, with_connect
+from headrace.cli.output import counted
+from headrace.cli.progress import Progress
 from headrace.cli.times import EXPECTED
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.query import RecordQuery, find
@@ -33,7 +36,7 @@ DEAD_SHOWN: Final = 5
 
 
 @click.command()
-@click.option("--topic", required=True, help="Records of this topic.")
+@click.option("--topic", required=True, shell_complete=topic_names, help="Records of this topic.")
 @click.option("--key", help="Records with this key, as UTF-8.")
 @click.option("--hex-key", metavar="HEX", help="Records with this key, for keys that are not text.")
 @click.option("--offset", "ids", multiple=True, metavar="P:O", help="The record at offset O of partition P; repeat.")
@@ -82,12 +85,28 @@ def query(
         _in_archive(folder, wanted, format_record, order == "newest", limit)
         return
     with connect() as cluster:
-        count, began = 0, time.monotonic()
-        for partition, record in find(cluster, wanted, newest_first=order == "newest", limit=limit):
-            sys.stdout.buffer.write(format_record(topic, partition, record))
+        _in_brokers(cluster, wanted, format_record, order == "newest", limit)
+
+
+def _in_brokers(
+    cluster: Cluster, wanted: RecordQuery, format_record: Format, newest_first: bool, limit: int | None
+) -> None:
+    count, began = 0, time.monotonic()
+    with Progress("offsets") as progress:
+        found = find(cluster, wanted, newest_first=newest_first, limit=limit, scanned=progress.advance_of)
+        for partition, record in found:
+            progress.hide()
+            sys.stdout.buffer.write(format_record(wanted.topic, partition, record))
             count += 1
+        searched = progress.done
     sys.stdout.buffer.flush()
-    click.echo(f"{count} records, found in {(time.monotonic() - began) * 1000:.0f} ms", err=True)
+    line = f"{counted(count, 'record')}, found in {(time.monotonic() - began) * 1000:.0f} ms"
+    if searched and wanted.key is not None:
+        line += (
+            f"; {searched} offsets were searched, as there is no key index: "
+            f"`headrace topic alter {wanted.topic} --config key.index=true` has one built"
+        )
+    click.echo(line, err=True)
 
 
 def _in_archive(

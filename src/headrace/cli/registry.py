@@ -7,7 +7,9 @@ import gc
 import click
 
 from headrace.cli import server_settings
+from headrace.cli.completers import server_setting_assignments
 from headrace.coordination.choice import ETCD_SCHEME
+from headrace.server import first_process
 from headrace.settings import values
 
 
@@ -18,19 +20,26 @@ from headrace.settings import values
     "--listen", multiple=True, metavar="[NAME=][tls://]HOST:PORT", help="Kafka listener; repeat.  [registry.listen]"
 )
 @click.option("--http", metavar="HOST:PORT|off", help="HTTP port.  [registry.http.listen]")
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting; repeat.")
-@click.option("--print-config", is_flag=True, help="Print all settings with their source, and exit.")
-@click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=server_setting_assignments,
+    help="Any other setting; repeat.",
+)
+@server_settings.print_config_options
 def registry(
     config_file: str | None,
     etcd: str | None,
     listen: tuple[str, ...],
     http: str | None,
     assignments: tuple[str, ...],
-    print_config: bool,
-    as_json: bool,
+    print_config: str | None,
 ) -> int:
     """Run a registry: it tells clients where brokers, topics and groups are.
+
+    It is no schema registry: RocketMQ calls such a server a name server.
 
     It keeps nothing; run as many as you like and name them all as bootstrap
     servers. Settings come as those of `headrace serve` do, and may stand in the
@@ -48,8 +57,9 @@ def registry(
     }
     effective = server_settings.load(config_file, assignments, named)
     if print_config:
-        server_settings.print_config(effective, values.REGISTRY_BY_NAME.values(), as_json)
+        server_settings.print_config(effective, values.REGISTRY_BY_NAME.values(), print_config)
         return 0
+    first_process.take_signals()
     gc.disable()  # until the registry stands: what a start makes stays
     from headrace.server.registry import run
 

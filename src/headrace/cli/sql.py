@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
-from headrace.cli.options import bootstrap_option, pairs
+from headrace.cli.options import pairs, with_bootstrap
 from headrace.cli.output import show_table
 from headrace.cli.pipelines.options import OWN_ERROR, cause_of, spark_options, spark_session
 from headrace.errors import OperatorError
@@ -42,7 +42,7 @@ DEAD_LETTERS: Final = "dead_letters"
 @click.option("--explain", is_flag=True, help="Show Spark's plan instead of the result.")
 @click.option("--archive", metavar="DIR", help="Also this archive, as archive.TOPIC and archive.dead_letters.")
 @spark_options
-@bootstrap_option
+@with_bootstrap
 def sql(
     statements: str | None,
     file: TextIO | None,
@@ -85,17 +85,20 @@ def sql(
             silence(spark)
             from headrace.pipelines.statements import split
             from headrace.pipelines.views import TopicView, Views
+            from headrace.spark.screen import waiting
 
-            views = Views(
-                spark,
-                bootstrap,
-                declared={topic: TopicView(schema) for topic, schema in given.items()},
-                sample_records=sample,
-                archived=_archived(spark, archive) if archive else None,
-                told=_tell,
-            )
+            with waiting("telling Spark of topics"):
+                views = Views(
+                    spark,
+                    bootstrap,
+                    declared={topic: TopicView(schema) for topic, schema in given.items()},
+                    sample_records=sample,
+                    archived=_archived(spark, archive) if archive else None,
+                    told=_tell,
+                )
             for statement in split(text):
-                rows = views.sql(statement)
+                with waiting(f"looking at what the statement names, at {bootstrap}"):
+                    rows = views.sql(statement)
                 if explain:
                     rows.explain("formatted")
                 elif rows.columns:
@@ -116,10 +119,13 @@ def show_rows(rows: DataFrame, limit: int, *, as_json: bool = False, as_csv: boo
         for row in (rows.limit(limit) if limit else rows).toLocalIterator():
             to.writerow(["" if value is None else cell(value) for value in row])
     else:
-        taken = rows.take(limit + 1) if limit else rows.collect()
+        from headrace.spark.screen import waiting
+
+        with waiting("running the statement"):
+            taken = rows.take(limit + 1) if limit else rows.collect()
         names = unique(rows.columns)
         cut = [dict(zip(names, (shorten(value) for value in row), strict=True)) for row in taken]
-        show_table(cut[:limit] if limit else cut, names)
+        show_table(cut[:limit] if limit else cut, names, named_by_user=True)
         if limit and len(cut) > limit:
             click.echo(f"the first {limit} rows; --limit 0 shows all", err=True)
 
@@ -191,7 +197,9 @@ def silence(spark: SparkSession) -> None:
 
 def _tell(text: str) -> None:
     if sys.stderr.isatty():
-        click.echo(text, err=True)
+        from headrace.spark.screen import CLEAR_LINE
+
+        click.echo(f"{CLEAR_LINE}{text}", err=True)
 
 
 def _archived(spark: SparkSession, folder: str) -> Archived:

@@ -1,29 +1,57 @@
-"""Points in time as people type them, and as tables show them."""
+"""Points in time as people type them, and as tables show them.
+
+`now`, `today`, `yesterday` (its midnight, or `yesterday 08:30`), how long ago (`1h30m`, `2 days ago`), a date, an ISO
+time, or seconds since 1970 behind an @, as date(1) has it; thirteen digits are milliseconds. What has no zone is local.
+"""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from datetime import time as time_of_day
 from typing import Final
 
-_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[smhdw])\s+ago")
-EXPECTED: Final = "a time such as 2026-11-15T21:40:00+01:00, '10m ago' or @1763239200000 (milliseconds since 1970)"
+from headrace.settings.quantities import parse_duration_ms, parse_epoch_ms
+
+_EPOCH: Final = re.compile(r"@([0-9]+(?:\.[0-9]+)?)|([0-9]{10}|[0-9]{12,})", re.ASCII)
+"""Without an @ only what is no date: 20261115 is one."""
+_DAYS_BACK: Final = {"today": 0, "yesterday": 1}
+
+EXPECTED: Final = (
+    "a time such as yesterday, '2 days ago', 1h30m (ago), 2026-11-15, 2026-11-15T21:40:00+01:00 or "
+    "@1763239200 (seconds since 1970; 13 digits are milliseconds)"
+)
 
 
 def parse_time_ms(text: str, now_ms: int) -> int:
-    """Milliseconds since 1970; ValueError says what would be right. A time without a zone is local."""
-    given = text.strip()
+    """Milliseconds since 1970, never before; ValueError says what would be right. A time without a zone is local."""
+    given = text.strip().lower()
     if given == "now":
         return now_ms
-    if given.removeprefix("@").isdigit():
-        return int(given.removeprefix("@"))
-    if ago := _AGO.fullmatch(given):
-        return now_ms - int(float(ago[1]) * _UNIT_MS[ago[2]])
+    if epoch := _EPOCH.fullmatch(given):
+        return parse_epoch_ms(epoch[1] or epoch[2])
     try:
-        return int(datetime.fromisoformat(given).timestamp() * 1000)
+        if (ago_ms := _ago(given)) is not None:
+            return max(0, now_ms - ago_ms)
+        return max(0, round(_moment(given, now_ms).timestamp() * 1000))
     except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is not {EXPECTED}") from None
+
+
+def _ago(given: str) -> int | None:
+    """The milliseconds of `90m`, `1h30m` or `2 days ago`; None for what is none."""
+    try:
+        return parse_duration_ms(re.sub(r"\s+ago$", "", given), bare=None)
+    except ValueError:
+        return None
+
+
+def _moment(given: str, now_ms: int) -> datetime:
+    word, _, rest = given.partition(" ")
+    if word not in _DAYS_BACK:
+        return datetime.fromisoformat(given.upper())
+    day = datetime.fromtimestamp(now_ms / 1000).date() - timedelta(days=_DAYS_BACK[word])
+    return datetime.combine(day, time_of_day.fromisoformat(rest.strip()) if rest else time_of_day.min)
 
 
 def format_time_ms(timestamp_ms: int) -> str:

@@ -6,8 +6,11 @@ from typing import Any
 
 import click
 
+from headrace.cli.completers import topic_names, topic_setting_names, topic_settings
 from headrace.cli.options import json_option, pairs, with_cluster
-from headrace.cli.output import show_json, show_rows, show_table
+from headrace.cli.output import counted, show_json, show_rows, show_table
+from headrace.cli.setting_values import for_people
+from headrace.cli.watch import watch_option
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.metadata import Topic
@@ -22,16 +25,43 @@ def topic() -> None:
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(1), help="How many; else the broker's num.partitions.")
 @click.option("--replicas", type=click.IntRange(1), help="Copies of each partition; else the broker's default.")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting; repeat.")
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=topic_settings,
+    help="A topic setting; repeat.",
+)
+@click.option(
+    "--like",
+    metavar="TOPIC",
+    shell_complete=topic_names,
+    help="With the partitions, replicas and settings of this topic, where the other options do not say otherwise.",
+)
 @with_cluster
-def create(cluster: Cluster, name: str, partitions: int | None, replicas: int | None, configs: tuple[str, ...]) -> None:
+def create(
+    cluster: Cluster,
+    name: str,
+    partitions: int | None,
+    replicas: int | None,
+    configs: tuple[str, ...],
+    like: str | None,
+) -> None:
     """Create topic NAME."""
+    settings: dict[str, str] = {}
+    if like is not None:
+        pattern = cluster.topic(like).partitions
+        partitions = partitions or len(pattern)
+        replicas = replicas or max(len(partition.replicas) for partition in pattern)
+        described = operations.describe_configs(cluster, "topic", like)
+        settings = {entry.name: entry.value or "" for entry in described if entry.source == "topic"}
     operations.create_topic(
         cluster,
         name,
         partitions=partitions or operations.DEFAULT_COUNT,
         replicas=replicas or operations.DEFAULT_COUNT,
-        configs=pairs(configs, "--config"),
+        configs=settings | pairs(configs, "--config"),
     )
     click.echo(f"created topic {name}")
 
@@ -39,27 +69,27 @@ def create(cluster: Cluster, name: str, partitions: int | None, replicas: int | 
 @topic.command("list")
 @click.option("--internal", is_flag=True, help="Also topics that brokers keep for themselves.")
 @json_option
+@watch_option
 @with_cluster
 def list_topics(cluster: Cluster, internal: bool, as_json: bool) -> None:
     """List topics."""
-    topics = cluster.retry(cluster.topology).topics
     rows = [
         {
-            "topic": name,
+            "topic": found.name,
             "partitions": len(found.partitions),
             "replicas": max((len(partition.replicas) for partition in found.partitions), default=0),
             "internal": found.is_internal,
         }
-        for name, found in sorted(topics.items())
-        if internal or not found.is_internal
+        for found in operations.list_topics(cluster, internal=internal)
     ]
     columns = ("topic", "partitions", "replicas")
     show_rows(rows, (*columns, "internal") if internal else columns, as_json)
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @json_option
+@watch_option
 @with_cluster
 def describe(cluster: Cluster, name: str, as_json: bool) -> None:
     """Show the partitions of topic NAME and the settings that are its own."""
@@ -80,9 +110,9 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
         head = {"topic": name, "topic_id": found.topic_id.hex(), "settings": own, "lossy": lossy}
         show_json({**head, "partitions": rows})
         return
-    click.echo(f"topic {name}, {len(rows)} partitions, id {found.topic_id.hex()}")
+    click.echo(f"topic {name}, {counted(len(rows), 'partition')}, id {found.topic_id.hex()}")
     for setting, value in own.items():
-        click.echo(f"  {setting} = {value}")
+        click.echo(f"  {setting} = {for_people(setting, value)}")
     if lossy:
         click.echo(
             "  lossy: acks=-1 is answered before all in-sync replicas have a record; see `headrace topic levels`"
@@ -126,10 +156,23 @@ def _partition_rows(cluster: Cluster, found: Topic) -> list[dict[str, Any]]:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=topic_names)
 @click.option("--partitions", type=click.IntRange(1), help="Raise the number of partitions to this.")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a topic setting; repeat.")
-@click.option("--unset", multiple=True, metavar="NAME", help="Bring a setting back to its default; repeat.")
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=topic_settings,
+    help="Set a topic setting; repeat.",
+)
+@click.option(
+    "--unset",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=topic_setting_names,
+    help="Bring a setting back to its default; repeat.",
+)
 @with_cluster
 def alter(
     cluster: Cluster, name: str, partitions: int | None, configs: tuple[str, ...], unset: tuple[str, ...]
@@ -145,7 +188,7 @@ def alter(
 
 
 @topic.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=topic_names)
 @with_cluster
 def delete(cluster: Cluster, names: tuple[str, ...]) -> None:
     """Delete topics with all that is in them."""

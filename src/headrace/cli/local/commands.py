@@ -19,6 +19,7 @@ from headrace.cli.local.cluster_file import LocalCluster
 from headrace.cli.local.processes import State
 from headrace.cli.options import json_option, pairs, with_connect
 from headrace.cli.output import show_json, show_table
+from headrace.cli.watch import watch_option
 from headrace.errors import HeadraceError, OperatorError
 
 DEFAULT_BASE_PORT: Final = 9092
@@ -77,11 +78,11 @@ def up(
         registries or 0,
     )
     if not foreground:
-        _start(folder, as_json)
+        _start(folder, as_json, is_new=found is None)
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _start(folder, as_json)
+        _start(folder, as_json, is_new=found is None)
         click.echo("ctrl-C stops the cluster", err=True)
         signal.pause()
     except KeyboardInterrupt:
@@ -91,14 +92,14 @@ def up(
     return 0
 
 
-def _start(folder: Path, as_json: bool) -> None:
+def _start(folder: Path, as_json: bool, is_new: bool) -> None:
     started = control.start(folder)
     cluster = cluster_file.load(folder)
     control.wait_until_ready(cluster, _progress)
-    _show_started(cluster, folder, [node.name for node in started], as_json)
+    _show_started(cluster, folder, [node.name for node in started], as_json, is_new)
 
 
-def _show_started(cluster: LocalCluster, folder: Path, started: list[str], as_json: bool) -> None:
+def _show_started(cluster: LocalCluster, folder: Path, started: list[str], as_json: bool, is_new: bool) -> None:
     rows = _process_rows(cluster)
     registries = ",".join(node.address for node in cluster.registries)
     if as_json:
@@ -111,9 +112,10 @@ def _show_started(cluster: LocalCluster, folder: Path, started: list[str], as_js
         click.echo(f"registries, which can be bootstrap servers too: {registries}")
     click.echo("\nnext:")
     several = len(cluster.brokers) > 1
+    create = "headrace topic create orders --partitions 3" + (" --replicas 3" if len(cluster.brokers) > 2 else "")
     for line in (
         f"export HEADRACE_BOOTSTRAP={cluster.bootstrap}",
-        "headrace topic create orders --partitions 3" + (" --replicas 3" if len(cluster.brokers) > 2 else ""),
+        *([create] if is_new else []),
         f"headrace cluster status --dir {folder}",
         f"headrace cluster kill --dir {folder} {2 if several else 1}",
         f"headrace cluster up --dir {folder}",
@@ -141,9 +143,11 @@ def _process_rows(cluster: LocalCluster) -> list[dict[str, Any]]:
     help="The folder of a cluster on this machine: its processes are shown too. Without it, --bootstrap is asked.",
 )
 @json_option
+@watch_option
 @with_connect
 def status(folder: Path | None, as_json: bool, connect: Callable[..., Any]) -> int:
-    """Show who is controller, who leads, what is not in sync, and which processes run.
+    """Show which brokers are down, who is controller, who leads, what is not in sync,
+    and which processes run.
 
     The exit code is 0 only if every process is up, or every broker answers, and
     every partition has a leader and all its replicas in sync.
@@ -167,7 +171,7 @@ def status(folder: Path | None, as_json: bool, connect: Callable[..., Any]) -> i
         click.echo("no broker answers")
         return 1
     click.echo(f"cluster {found.cluster_id}, controller {found.controller or 'none'}")
-    show_table(found.brokers, ("broker", "leads", "replicas", "behind"))
+    show_table(found.brokers, ("broker", "state", "leads", "replicas", "behind"))
     health.show(found)
     return 0 if healthy else 1
 
@@ -175,7 +179,7 @@ def status(folder: Path | None, as_json: bool, connect: Callable[..., Any]) -> i
 def _health_at(connect: Callable[..., Any]) -> tuple[Health, bool]:
     """What the brokers say, and whether each of them answers."""
     with reach(connect) as cluster:
-        return health.ask(cluster), not cluster.silent
+        return health.ask(cluster, cluster.silent), not cluster.silent
 
 
 def _health_of(cluster: LocalCluster) -> Health | None:

@@ -46,7 +46,7 @@ def plan(
     """A new cluster; its folders and config files are written when it is."""
     if etcd == 0 and (brokers > 1 or registries):
         raise OperatorError("several brokers, and registries, need etcd: give --etcd 1 or --etcd 3")
-    base = base_port or _free_block()
+    base = base_port or free_block()
     nodes = tuple(_node(folder, base, "etcd", number) for number in range(1, etcd + 1))
     return enlarge(LocalCluster(base, settings, nodes), folder, brokers, registries)
 
@@ -141,7 +141,7 @@ def _settings(node: LocalNode, cluster: LocalCluster) -> dict[str, object]:
     return settings | cluster.settings
 
 
-def _free_block() -> int:
+def free_block() -> int:
     for _ in range(FREE_TRIES):
         base = random.randrange(*FREE_PORTS, BLOCK * len(USES))
         if all(_is_free(port) for port in range(base, base + BLOCK * len(USES))):

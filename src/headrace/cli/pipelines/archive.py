@@ -6,12 +6,15 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.options import bootstrap_option
+from headrace.cli.completers import topic_names
+from headrace.cli.options import with_bootstrap
 from headrace.cli.pipelines.options import progress, readable_errors, show, spark_options, spark_session
 
 
 @click.command()
-@click.option("--topic", "topics", multiple=True, metavar="NAME", help="A topic to archive; repeat.")
+@click.option(
+    "--topic", "topics", multiple=True, metavar="NAME", shell_complete=topic_names, help="A topic to archive; repeat."
+)
 @click.option("--pattern", default="", metavar="REGEX", help="Topics whose whole name matches, new ones too.")
 @click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The archive's folder.")
 @click.option("--format", "kind", type=click.Choice(["delta", "parquet"]), default="delta", show_default=True)
@@ -28,7 +31,7 @@ from headrace.cli.pipelines.options import progress, readable_errors, show, spar
 )
 @click.option("--starting", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True)
 @click.option("--accept-loss", is_flag=True, help="Go on over offsets that were deleted before they were archived.")
-@bootstrap_option
+@with_bootstrap
 @spark_options
 def archive(
     topics: tuple[str, ...],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from headrace.cli.options import BOOTSTRAP_VARIABLE
+from headrace.cli.options import context_option, plain_bootstrap
 from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
 from headrace.client import DEFAULT_BOOTSTRAP
+from headrace.client.contexts import KEY_BY_NAME
 
 
 @click.command()
@@ -16,10 +17,11 @@ from headrace.client import DEFAULT_BOOTSTRAP
 @click.option("--topics", metavar="NAME,...", help="Audit these topics only; else all that the ledgers name.")
 @click.option(
     "--bootstrap",
-    envvar=BOOTSTRAP_VARIABLE,
+    envvar=KEY_BY_NAME["bootstrap"].variable,
     metavar="HOST:PORT,...",
-    help=f"Look into the topics of this cluster; {DEFAULT_BOOTSTRAP} when no other store is given.",
+    help=f"Look into the topics of this cluster; the context's, or {DEFAULT_BOOTSTRAP}, when no other store is given.",
 )
+@context_option
 @click.option("--data", multiple=True, metavar="DIR", help="Look into this data folder, without a broker; repeat.")
 @click.option("--archive", metavar="DIR", help="Look into this archive.")
 @click.option(
@@ -38,6 +40,7 @@ def audit(
     ledgers: tuple[str, ...],
     topics: str | None,
     bootstrap: str | None,
+    context: str | None,
     data: tuple[str, ...],
     archive: str | None,
     archive_group: str,
@@ -53,8 +56,8 @@ def audit(
     """
     if findings is not None and not findings.endswith((".parquet", ".jsonl")):
         raise click.BadParameter("write a name that ends in .parquet or .jsonl", param_hint="--findings")
-    if bootstrap is None and not data and archive is None:
-        bootstrap = DEFAULT_BOOTSTRAP
+    if bootstrap or context or not (data or archive):
+        bootstrap = plain_bootstrap(bootstrap, context)
     with spark_session("audit", master, spark_conf) as spark:
         from headrace.pipelines.audit import AuditOptions, run
 

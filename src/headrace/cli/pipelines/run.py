@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.options import bootstrap_option, pairs
+from headrace.cli.options import pairs, with_bootstrap
 from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
 from headrace.cli.sql import silence, sql_errors
 
@@ -30,7 +30,7 @@ from headrace.cli.sql import silence, sql_errors
 @click.option(
     "--trigger", default=1.0, show_default=True, metavar="SECONDS", help="With --follow: time between batches."
 )
-@bootstrap_option
+@with_bootstrap
 @spark_options
 def run(
     job: Path,

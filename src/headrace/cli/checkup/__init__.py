@@ -1,0 +1,1 @@
+"""What `headrace doctor` looks at. Everything here only reads: a broker may run beside it."""
