@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -15,16 +16,23 @@ from typing import Any, TypeVar
 import uvloop
 
 from chosen_layout import new_store
+from headrace.cluster.config import Configs
 from headrace.cluster.image import Broker, Image, PartitionState, Topic
-from headrace.cluster.names import check_topic_name
+from headrace.cluster.names import is_reserved
+from headrace.cluster.topics import Topics, limits_from
 from headrace.errors import UnknownPartition
+from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.descriptions import ClosedPartition, Lag
+from headrace.groups.limits import limits_from as group_limits_from
+from headrace.groups.offsets_log import GroupLog
+from headrace.groups.offsets_partitions import GroupPartitions
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.disk import Disk
 from headrace.ports.network import Address
+from headrace.settings.topic_name import check_topic_name
 from headrace.settings.values import load, log_settings
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.log import TopicPartition
@@ -32,6 +40,7 @@ from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
 from headrace.virtual.disk import VirtualDisk
+from image_changes import ImageChanges
 
 DEADLINE_SECONDS = 120.0
 BROKER = 7
@@ -63,7 +72,6 @@ class HttpPort:
         self.unready: str | None = None
         self.lags: list[Lag] = []
         self.closed: list[ClosedPartition] = []
-        self.image = Image("/")
         self.metrics = Metrics()
         self._folder = folder
         self._settings = load(environment={}, flags={name.replace("_", "."): value for name, value in settings.items()})
@@ -84,7 +92,17 @@ class HttpPort:
         self.store.open({})
         self.partitions = Partitions(self.store, self.clock, BROKER)
         self.key_indexes = KeyIndexes(self.store, self.disk, self.clock, str(self._folder))
+        self.changes = ImageChanges(self.clock, self._follow)
         self.image = replace(self.image, brokers={BROKER: Broker(BROKER, {}, "", self.clock.wall_ms() - 90_061_000)})
+        self.groups = GroupCoordinator(
+            self.clock,
+            GroupLog(self.partitions).append,
+            1,
+            lambda: secrets.token_hex(8),
+            group_limits_from(self._settings),
+            lambda name: topic.id if (topic := self.image.topics.get(name)) is not None else None,
+        )
+        self.group_partitions = GroupPartitions(self.partitions, self.groups, self.disk, lambda: self.image)
         services = HttpServices(
             settings=self._settings,
             clock=self.clock,
@@ -95,7 +113,13 @@ class HttpPort:
             partitions=self.partitions,
             key_indexes=self.key_indexes,
             image=lambda: self.image,
+            topics=Topics(
+                self.changes, lambda: limits_from(self._settings), lambda: secrets.token_bytes(16), self.clock.wall_ms
+            ),
+            configs=Configs(self.changes, lambda: self._settings),
+            effective_settings=lambda: self._settings,
             ensure_topic=self._ensure_topic,
+            groups=self.groups,
             group_lags=lambda: self.lags,
             ready=lambda: self.unready,
             spawn=self._spawn,
@@ -103,6 +127,25 @@ class HttpPort:
         )
         self.server = HttpServer(SocketNetwork(self._loop), Address("127.0.0.1", 0), services)
         self.server.start()
+
+    @property
+    def image(self) -> Image:
+        return self.changes.view.image
+
+    @image.setter
+    def image(self, image: Image) -> None:
+        self.changes.view.image = image
+
+    def _follow(self, before: Image, after: Image) -> None:
+        """Lead the partitions that were added, and no longer those that are gone."""
+        known = {(name, state.index) for name, topic in before.topics.items() for state in topic.partitions}
+        wanted = {(name, state.index) for name, topic in after.topics.items() for state in topic.partitions}
+        for name, index in sorted(wanted - known):
+            topic = after.topics[name]
+            log = self.store.create(TopicPartition(name, index), topic.id, log_settings({}, topic.overrides))
+            self.partitions.lead(log, 0, {BROKER: ""})
+        for name, index in known - wanted:
+            self.partitions.drop(TopicPartition(name, index))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -113,7 +156,8 @@ class HttpPort:
         check_topic_name(name)
         if not self.auto_create:
             raise UnknownPartition(f"there is no topic {name!r}, and auto.create.topics.enable is off")
-        self._add_topic(name, 1, {}, False)
+        self._add_topic(name, 1, {}, is_reserved(name))
+        self.group_partitions.follow()
 
     def _add_topic(self, name: str, partitions: int, overrides: Mapping[str, str], internal: bool) -> None:
         topic_id = name.encode().ljust(16, b"\0")[:16]
@@ -168,6 +212,7 @@ class HttpPort:
 
     def close(self) -> None:
         self.on_loop(self.server.close)
+        self.on_loop(self.groups.close)
         self.on_loop(self.key_indexes.close)
         self.on_loop(self.store.close)
         self.on_loop(self.disk.close)

@@ -10,15 +10,22 @@ from typing import Any, Final
 
 import pytest
 
-from headrace.cluster.image import Image, PartitionState, Topic
-from headrace.cluster.names import check_topic_name
+from headrace.cluster.config import Configs
+from headrace.cluster.image import Broker, Image, PartitionState, Topic
+from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.cluster.topics import Topics, limits_from
+from headrace.groups.coordinator import GroupCoordinator
+from headrace.groups.limits import CoordinatorLimits
+from headrace.groups.offsets_log import GroupLog
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.metrics import Metrics
 from headrace.ports.network import Address
+from headrace.settings.topic_name import check_topic_name
 from headrace.settings.values import load
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.virtual.network import VirtualNetwork
+from image_changes import ImageChanges
 from partitions.led import BROKER, Led
 from system.joined import Recorder
 
@@ -29,25 +36,63 @@ VALID: Final = (
     b"GET /topics/orders HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     b"GET /topics/orders/partitions/0/records?offset=0&count=10&wait_ms=50 HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /topics/orders/partitions/0/records?offset=earliest&format=binary&max_bytes=900 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /topics/orders/records?count=3&wait_ms=20&cursor=0:0 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /topics/orders/records?group=billing&reset=latest HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /groups HTTP/1.1\r\nHost: x\r\n\r\nGET /groups/billing/offsets?topic=orders HTTP/1.1\r\nHost: x\r\n\r\n",
     b"POST /topics/orders/records?key=a&acks=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nX-Header-h: v\r\n\r\nhello",
     b"POST /topics/orders/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 67\r\n\r\n"
     b'{"records":[{"key":"a","value_base64":"aGk=","headers":{"h":"v"}}]}',
     b"POST /topics/orders/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
     b'Transfer-Encoding: chunked\r\n\r\n13\r\n{"value":{"n":[1]}}\r\n0\r\n\r\n',
 )
+CHANGES: Final = (
+    b"POST /topics HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 75\r\n\r\n"
+    b'{"name":"bills","partitions":2,"replicas":1,"settings":{"durability":"os"}}',
+    b"POST /topics?dry_run=true HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 36\r\n\r\n"
+    b'{"name":"tried","assignments":[[1]]}',
+    b"PATCH /topics/bills HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 54\r\n\r\n"
+    b'{"settings":{"retention.ms":60000,"durability":null}}\n',
+    b"PATCH /topics/bills HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n"
+    b'{"partitions":3}',
+    b"POST /groups/billing/offsets HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 74\r\n\r\n"
+    b'{"offsets":[{"topic":"orders","partition":0,"offset":5,"metadata":"x y"}]}',
+    b"GET /groups/billing HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"DELETE /groups/billing/offsets?topic=orders&partition=0 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"DELETE /groups/billing HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"DELETE /topics/bills HTTP/1.1\r\nHost: x\r\n\r\n",
+)
+"""Each is answered after those before it."""
+ALL: Final = VALID + CHANGES
 STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
 
 class Port:
     def __init__(self, seed: int) -> None:
+        chance = random.Random(seed)
         self.led = Led()
         self.led.lead("orders")
         self.metrics = Metrics()
         state = PartitionState(0, BROKER, 0, (BROKER,), (BROKER,))
-        self._image = Image("/", topics={"orders": Topic("orders", bytes(16), (state,))})
+        self._changes = ImageChanges(self.led.clock, lambda _before, _after: None)
+        self._image = replace(
+            self._image,
+            topics={name: Topic(name, bytes(16), (state,)) for name in ("orders", OFFSETS_TOPIC)},
+            brokers={BROKER: Broker(BROKER, {}, "", 0)},
+        )
         self.network = VirtualNetwork(self.led.clock, seed)
+        settings = load(environment={}, flags={"http.body.max.bytes": 2000})
+        groups = GroupCoordinator(
+            self.led.clock,
+            GroupLog(self.led.partitions).append,
+            1,
+            lambda: chance.randbytes(8).hex(),
+            CoordinatorLimits(),
+            lambda _name: bytes(16),
+        )
+        groups.lead(0, 0).ready()
+        self.led.lead(OFFSETS_TOPIC)
         services = HttpServices(
-            settings=load(environment={}, flags={"http.body.max.bytes": 2000}),
+            settings=settings,
             clock=self.led.clock,
             disk=self.led.disk,
             metrics=self.metrics,
@@ -56,13 +101,27 @@ class Port:
             partitions=self.led.partitions,
             key_indexes=KeyIndexes(self.led.store, self.led.disk, self.led.clock, "/data"),
             image=lambda: self._image,
+            topics=Topics(
+                self._changes, lambda: limits_from(settings), lambda: chance.randbytes(16), self.led.clock.wall_ms
+            ),
+            configs=Configs(self._changes, lambda: settings),
+            effective_settings=lambda: settings,
             ensure_topic=self._ensure_topic,
+            groups=groups,
             group_lags=lambda: (),
             ready=lambda: None,
             spawn=_run,
         )
         self.server = HttpServer(self.network.host("broker"), Address("broker", 80), services)
         self.server.start()
+
+    @property
+    def _image(self) -> Image:
+        return self._changes.view.image
+
+    @_image.setter
+    def _image(self, image: Image) -> None:
+        self._changes.view.image = image
 
     async def _ensure_topic(self, name: str) -> None:
         check_topic_name(name)
@@ -97,7 +156,7 @@ def mutate(chance: random.Random, original: bytes) -> bytes:
             case 2:
                 mutant[at:at] = mutant[at : at + chance.randint(1, 40)]
             case 3:
-                other = chance.choice(VALID)
+                other = chance.choice(ALL)
                 mutant[at:at] = other[: chance.randrange(len(other))]
             case 4:
                 mutant[at:at] = chance.choice(
@@ -112,12 +171,18 @@ def test_the_originals_are_answered(valid: bytes) -> None:
     assert set(STATUS.findall(client.data)) == {b"200"}
 
 
+def test_the_original_changes_are_answered_one_after_the_other() -> None:
+    port = Port(1)
+    found = [STATUS.findall(port.send(change).data) for change in CHANGES]
+    assert found == [[b"201"], *([[b"200"]] * (len(CHANGES) - 1))]
+
+
 def test_mutants_are_answered_or_closed_and_leave_nothing_behind(seed: int) -> None:
     chance = random.Random(seed)
     port = Port(seed)
     seen: set[int] = set()
     for _ in range(MUTANTS):
-        client = port.send(mutate(chance, chance.choice(VALID)))
+        client = port.send(mutate(chance, chance.choice(ALL)))
         statuses = {int(status) for status in STATUS.findall(client.data)}
         assert 500 not in statuses
         seen |= statuses

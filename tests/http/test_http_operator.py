@@ -9,7 +9,7 @@ import pytest
 
 from headrace.groups.descriptions import ClosedPartition, Lag
 from headrace.http import status
-from headrace.metrics import LATENCY_BOUNDS_SECONDS, Sample
+from headrace.metrics import LATENCY_BOUNDS_SECONDS, Family, Sample
 from http_port import HttpPort
 
 LINE = re.compile(r'([a-z_][a-z0-9_]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (-?[0-9.e+-]+)')
@@ -62,6 +62,7 @@ def test_topics_are_listed_and_described(port: HttpPort) -> None:
     ]
     described = port.get("/topics/orders").json
     assert described["overrides"] == {"durability": "disk"}
+    assert (described["settings"]["durability"], described["settings"]["cleanup.policy"]) == ("disk", "delete")
     second = described["partition_list"][1]
     assert second.pop("size_bytes") > 60
     assert second == {
@@ -126,11 +127,13 @@ def test_the_buckets_of_a_histogram_never_fall(port: HttpPort) -> None:
 
 
 def test_collected_samples_of_one_family_stand_together_and_labels_are_escaped(port: HttpPort) -> None:
+    a_gauge = Family("a_gauge", "gauge", "A.", ("who",))
+
     def collect() -> list[Sample]:
         return [
-            Sample("a_gauge", "gauge", "A.", (("who", 'quo"te'),), 1),
-            Sample("b_gauge", "gauge", "B.", (), 0.5),
-            Sample("a_gauge", "gauge", "A.", (("who", "new\nline\\"),), 2),
+            Sample(a_gauge, ('quo"te',), 1),
+            Sample(Family("b_gauge", "gauge", "B."), (), 0.5),
+            Sample(a_gauge, ("new\nline\\",), 2),
         ]
 
     port.metrics.collect(collect)
@@ -187,6 +190,7 @@ def test_the_status_page_of_a_new_broker_says_what_to_do_next(port: HttpPort) ->
     assert "Uptime 1 d 01:01:0" in text
     assert "No topics yet. A producer that names one creates it, as does headrace topic create" in text
     assert "No consumer group has committed an offset." in text
+    assert b'href="/openapi.json"' in port.get("/").body
 
 
 def test_the_status_page_shows_topics_and_groups(port: HttpPort) -> None:
@@ -206,7 +210,7 @@ def test_groups_that_cannot_be_served_for_damage_are_shown(port: HttpPort) -> No
     port.closed = [ClosedPartition(7, 1234, "a <wrong> byte", is_damage=True)]
     assert "Partition 7 of __consumer_offsets cannot be read at offset 1,234" in page(port).text
     assert "a <wrong> byte" in page(port).text
-    assert exposition(port)['headrace_group_partition_closed{partition="7",offset="1234"}'] == 1
+    assert exposition(port)['headrace_group_partition_closed{partition="7"}'] == 1
 
 
 def test_names_from_outside_are_only_text_on_the_status_page(port: HttpPort) -> None:
@@ -238,7 +242,11 @@ def test_a_path_that_is_not_there_lists_those_that_are(port: HttpPort, target: s
 
 @pytest.mark.parametrize(
     ("method", "target", "allowed"),
-    [("POST", "/health", "GET"), ("DELETE", "/topics/orders", "GET"), ("GET", "/topics/orders/records", "POST")],
+    [
+        ("POST", "/health", "GET"),
+        ("PUT", "/topics/orders", "DELETE, GET, PATCH"),
+        ("PUT", "/topics/o/records", "GET, POST"),
+    ],
 )
 def test_a_method_that_does_not_fit_names_the_one_that_does(
     port: HttpPort, method: str, target: str, allowed: str

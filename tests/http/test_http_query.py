@@ -103,3 +103,7 @@ def test_a_record_is_read_by_time(port: HttpPort) -> None:
     at = f"/topics/orders/partitions/0/records?offset=@{START_MS + 11_500}&count=1"
     assert values(port.get(at)) == ["v12"]
     assert values(port.get(f"/topics/orders/partitions/0/records?offset=@{START_MS + 10**9}")) == []
+    assert values(port.get(f"/topics/orders/partitions/0/records?offset=@{START_MS // 1000 + 12}&count=1")) == ["v12"]
+    neither = port.get("/topics/orders/partitions/0/records?offset=@175000000000")
+    assert neither.status == 400
+    assert "neither seconds since 1970" in neither.error["message"]

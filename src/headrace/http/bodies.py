@@ -13,33 +13,42 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 from headrace.errors import InvalidRequest
-from headrace.http.message import BINARY, JSON, Request, compact_json, whole_number
+from headrace.http import documents
+from headrace.http.description import BASE64, TEXT, closed, list_of, map_of, nullable, number
+from headrace.http.message import BINARY, JSON, PARTITION_MAX, PLAIN, Request, compact_json, content_type
 from headrace.records.record import Header, NewRecord
 
 RECORDS_MAX: Final = 10_000
 KEY_MAX_BYTES: Final = 256 << 10
-PARTITION_MAX: Final = (1 << 31) - 1
 TIMESTAMP_MAX: Final = 1 << 60
-PLAIN: Final = "text/plain"
 LINES: Final = "application/x-ndjson"
 HEADER_PREFIX: Final = "x-header-"
 KINDS: Final = (BINARY, PLAIN, JSON, LINES)
+_HEADER: Final = closed({"key": TEXT}, {"value": nullable(TEXT), "value_base64": nullable(BASE64)}, title="NewHeader")
+_NEW_RECORD: Final = closed(
+    {},
+    {
+        "key": nullable(TEXT),
+        "key_base64": nullable(BASE64),
+        "value": {"description": "Text, null, or what becomes compact JSON text."},
+        "value_base64": nullable(BASE64),
+        "headers": {"anyOf": [map_of(nullable(TEXT)), list_of(_HEADER), {"type": "null"}]},
+        "partition": nullable(number(0, PARTITION_MAX)),
+        "timestamp": nullable(number(0, TIMESTAMP_MAX)),
+    },
+    title="NewRecord",
+)
+RECORDS: Final = closed({"records": list_of(_NEW_RECORD, minItems=1, maxItems=RECORDS_MAX)}, title="NewRecords")
 FIELDS: Final = ("key", "key_base64", "value", "value_base64", "headers", "partition", "timestamp")
 
 
 class Incoming(NamedTuple):
     partition: int | None
     record: NewRecord
-
-
-def content_type(request: Request) -> str:
-    given = (request.header("content-type") or BINARY.encode()).decode("latin-1")
-    return given.partition(";")[0].strip().lower()
 
 
 def read(request: Request, now_ms: int) -> list[Incoming]:
@@ -98,7 +107,7 @@ def _checked_key(what: str, key: bytes | None) -> bytes | None:
 
 
 def _items(body: bytes) -> list[Any]:
-    document = _json("the body", body)
+    document = documents.parse("the body", body)
     items = document.get("records") if isinstance(document, dict) else None
     if not isinstance(items, list) or len(document) != 1:
         raise InvalidRequest('the body must be {"records": [{"key": "a", "value": "b"}, ...]} and nothing else')
@@ -109,27 +118,16 @@ def _items(body: bytes) -> list[Any]:
 
 def _lines(body: bytes) -> Iterator[Any]:
     count = 0
-    for number, line in enumerate(body.split(b"\n"), 1):
+    for place, line in enumerate(body.split(b"\n"), 1):
         if line.strip():
             count += 1
             if count > RECORDS_MAX:
                 raise _too_many()
-            yield _json(f"line {number}", line)
+            yield documents.parse(f"line {place}", line)
 
 
 def _too_many() -> InvalidRequest:
     return InvalidRequest(f"one request takes {RECORDS_MAX} records; send more in further requests")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _json(what: str, text: bytes) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{what} is not valid JSON: {error}") from None
 
 
 def _record(what: str, item: Any, now_ms: int) -> Incoming:
@@ -146,11 +144,7 @@ def _record(what: str, item: Any, now_ms: int) -> Incoming:
 
 
 def _number(what: str, given: Any, most: int) -> int | None:
-    if given is None:
-        return None
-    if type(given) is not int:
-        raise InvalidRequest(f"{what} is not a whole number from 0 to {most}")
-    return whole_number(what, str(given), 0, most)
+    return None if given is None else documents.number(what, given, 0, most)
 
 
 def _field(what: str, item: dict[str, Any], name: str) -> bytes | None:
@@ -164,7 +158,7 @@ def _field(what: str, item: dict[str, Any], name: str) -> bytes | None:
     if given is None:
         return None
     if isinstance(given, str):
-        return _utf8(f"{what}: {name}", given)
+        return documents.utf8(f"{what}: {name}", given)
     if name == "value":
         try:
             return compact_json(given)
@@ -182,7 +176,7 @@ def _headers(what: str, given: Any) -> list[Header]:
     for item in given:
         if not isinstance(item, dict) or not isinstance(item.get("key"), str) or set(item) - _HEADER_FIELDS:
             raise InvalidRequest(f'{what}: each is {{"key": "name", "value": "text"}}, or with "value_base64"')
-        _utf8(what, item["key"])
+        documents.utf8(what, item["key"])
         value = item.get("value")
         if value is not None and not isinstance(value, str):
             raise InvalidRequest(f"{what}: the value of {item['key'][:40]!r} is not text")
@@ -191,13 +185,6 @@ def _headers(what: str, given: Any) -> list[Header]:
 
 
 _HEADER_FIELDS: Final = {"key", "value", "value_base64"}
-
-
-def _utf8(what: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{what} is not valid text: {error.reason}") from None
 
 
 def decode_base64(what: str, given: Any) -> bytes:

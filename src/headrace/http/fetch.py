@@ -1,7 +1,9 @@
 """GET /topics/{topic}/partitions/{partition}/records: records from an offset on, up to a count.
 
-    offset     where to begin: a number, `earliest` (default), `latest`, or `@` and a time in ms: the first record that
-               is not older
+    offset     where to begin: a number, `earliest` (default), `latest`, or `@` and seconds since 1970 (13 digits:
+               ms): the first record that is not older
+    group      begin where this group has committed to, instead of `offset`; where it has not, or the log does not reach
+               there any more, at the end that `reset` says: `earliest` (default) or `latest`
     count      most records in the answer (100); `max_bytes` bounds the bytes of their keys and values (1 MiB)
     wait_ms    how long to wait for the first record (0)
     format     `json` (default): records unpacked, text as text, other bytes as base64.
@@ -9,41 +11,109 @@
 
 JSON answers `next_offset`, `high_watermark` and `start_offset` beside the records; binary has them as headers
 X-Next-Offset, X-High-Watermark, X-Start-Offset. A record is in the answer even if it alone is larger than max_bytes.
+To read on as a group, commit `next_offset` (http.groups): reading alone commits nothing.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from headrace.errors import CorruptBatch, InvalidRecord, InvalidRequest, StorageFailed
-from headrace.http.bodies import PARTITION_MAX
+from headrace.errors import CorruptBatch, InvalidRecord, InvalidRequest, OffsetOutOfRange, StorageFailed
+from headrace.http.description import (
+    BASE64,
+    OFFSET,
+    PARTITION,
+    TEXT,
+    Answer,
+    Operation,
+    Parameter,
+    choice,
+    closed,
+    list_of,
+    nullable,
+    number,
+)
 from headrace.http.exchange import Exchange
-from headrace.http.message import BINARY, Response, json_response, whole_number
+from headrace.http.groups import committed_offset
+from headrace.http.message import BINARY, JSON, OFFSET_MAX, PARTITION_MAX, Response, json_response, whole_number
 from headrace.http.produce import led_partition
+from headrace.http.services import HttpServices
 from headrace.http.topics import known_topic
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES, BatchHeader, batches, read_header
 from headrace.records.record import Record
+from headrace.settings.quantities import parse_epoch_ms
 from headrace.storage import refusal
 from headrace.storage.log import look_at
 from headrace.storage.page_cache import are_warm
 
-QUERY: Final = ("offset", "count", "max_bytes", "wait_ms", "format")
 COUNT: Final = 100
 COUNT_MAX: Final = 10_000
+FORMATS: Final = ("json", "binary")
+RESETS: Final = ("earliest", "latest")
 MAX_BYTES: Final = 1 << 20
 JSON_MAX_BYTES: Final = 8 << 20
-OFFSET_MAX: Final = (1 << 63) - 1
+
+_BYTES_OR_NULL: Final = nullable(TEXT)
+_HEADER: Final = closed({"key": TEXT}, {"value": _BYTES_OR_NULL, "value_base64": BASE64}, title="Header")
+RECORD_FIELDS: Final = {"offset": OFFSET, "timestamp": number()}
+RECORD_BYTES: Final = {
+    "key": _BYTES_OR_NULL,
+    "key_base64": BASE64,
+    "value": _BYTES_OR_NULL,
+    "value_base64": BASE64,
+    "headers": list_of(_HEADER),
+}
+_RECORDS: Final = closed(
+    {
+        "topic": TEXT,
+        "partition": PARTITION,
+        "records": list_of(closed(RECORD_FIELDS, RECORD_BYTES, title="Record")),
+        "next_offset": OFFSET,
+        "high_watermark": OFFSET,
+        "start_offset": OFFSET,
+    },
+    title="Records",
+)
+FROM: Final = (
+    Parameter(
+        "offset",
+        "Where to begin: a number, earliest, latest, or @ and seconds since 1970; 13 digits are ms.",
+        {"type": "string", "pattern": "^(earliest|latest|[0-9]{1,18}|@[0-9]{1,11}|@[0-9]{13})$"},
+    ),
+    Parameter(
+        "group", "Begin where this group has committed to.", {"type": "string", "minLength": 1, "maxLength": 255}
+    ),
+    Parameter("reset", "Where a group begins that has no offset there.", choice(*RESETS)),
+)
+BOUNDS: Final = (
+    Parameter("count", f"Most records in the answer ({COUNT}).", number(1, COUNT_MAX)),
+    Parameter("max_bytes", f"Most bytes of keys and values ({MAX_BYTES}).", number(1)),
+    Parameter("wait_ms", "How long to wait for the first record (0).", number(0)),
+)
+FETCH: Final = Operation(
+    "Records of one partition, from an offset on",
+    {
+        200: Answer(
+            "Records, or whole batches as they are in the log.",
+            {JSON: _RECORDS, BINARY: {"type": "string", "format": "binary"}},
+            dict.fromkeys(("X-Next-Offset", "X-High-Watermark", "X-Start-Offset"), TEXT),
+        )
+    },
+    (*FROM, *BOUNDS, Parameter("format", "Records as JSON, or batches as bytes.", choice(*FORMATS))),
+    errors=(404, 416, 422, 503),
+)
 
 
 def handle(exchange: Exchange) -> Response | None:
     request = exchange.request
     format = request.query.get("format", "json")
-    if format not in ("json", "binary"):
+    if format not in FORMATS:
         raise InvalidRequest(f"query parameter format: {format[:40]!r} is neither json nor binary")
     most_bytes = JSON_MAX_BYTES if format == "json" else exchange.services.settings["fetch.max.bytes"]
     return PendingFetch(
@@ -75,8 +145,9 @@ class PendingFetch:
         services, request = self._exchange.services, self._exchange.request
         wait_ms = request.integer("wait_ms", 0, 0, services.settings["request.timeout.max.ms"])
         partition = self._partition()
-        self._offset = _first_offset(partition, request.query.get("offset", "earliest"))
-        if not wait_ms or _has_data(partition, self._offset):
+        check_start(request.query)
+        self._offset = first_offset(services, partition, request.query)
+        if not wait_ms or has_data(partition, self._offset):
             return self._collect()
         partition.wait_for_data(self)
         services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
@@ -96,29 +167,15 @@ class PendingFetch:
         services = self._exchange.services
         return led_partition(services, known_topic(services, self._topic), self._index)
 
-    def _collect(self, *, warm: bool = False) -> Response | None:
-        """Answer with what there is, once it was checked and can be read without a wait for the disk."""
+    def _collect(self) -> Response | None:
         self.answered = True
-        exchange, disk = self._exchange, self._exchange.services.disk
-        partition = self._partition()
-        found = partition.read(self._offset, self._max_bytes, warm=warm)
-        if found.unchecked is not None:
-
-            def again() -> None:
-                exchange.run(lambda _: self._collect(warm=True))
-
-            if are_warm(disk, found.wanted, again):
-                exchange.services.clock.call_soon(again)
-            return None
-        if are_warm(disk, found.slices, lambda: exchange.run(lambda _: self._answer(partition, found.slices))):
-            return self._answer(partition, found.slices)
-        return None
+        return BatchRead(self._exchange, self._partition, self._offset, self._max_bytes, self._answer).collect()
 
     def _answer(self, partition: Partition, slices: Sequence[FileSlice]) -> Response:
         with refusal.reading(partition.topic_partition):
             if self._binary:
                 return self._answer_binary(partition, slices)
-            records, next_offset = self._unpack(partition, slices)
+            records, next_offset, _ = unpack(partition, slices, self._offset, self._max_records, self._max_bytes)
         return json_response(
             {
                 "topic": self._topic,
@@ -130,26 +187,10 @@ class PendingFetch:
             }
         )
 
-    def _unpack(self, partition: Partition, slices: Sequence[FileSlice]) -> tuple[list[Record], int]:
-        found: list[Record] = []
-        found_bytes = 0
-        next_offset = self._offset
-        for header, view in batches(memoryview(_read(slices))):
-            if header.next_offset <= self._offset:
-                continue
-            for record in () if header.is_control else _records(partition, header, view):
-                if record.offset < self._offset:
-                    continue
-                size_bytes = len(record.key or b"") + len(record.value or b"")
-                if found and (len(found) == self._max_records or found_bytes + size_bytes > self._max_bytes):
-                    return found, found[-1].offset + 1
-                found.append(record)
-                found_bytes += size_bytes
-            next_offset = header.next_offset
-        return found, next_offset
-
     def _answer_binary(self, partition: Partition, slices: Sequence[FileSlice]) -> Response:
         whole, next_offset = _whole_batches(slices, self._offset, self._max_records)
+        partition.traffic.records_out += next_offset - self._offset
+        partition.traffic.bytes_out += sum(piece.count for piece in whole)
         positions = (
             ("X-Next-Offset", str(next_offset)),
             ("X-High-Watermark", str(partition.high_watermark)),
@@ -158,24 +199,129 @@ class PendingFetch:
         return Response(200, BINARY, whole, positions)
 
 
-def _has_data(partition: Partition, offset: int) -> bool:
+class BatchRead:
+    """What a partition has from an offset on, handed to `done` once it was checked and can be read without a wait for
+    the disk. `find` is asked again after each wait: the partition may be led elsewhere by then.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        find: Callable[[], Partition],
+        offset: int,
+        max_bytes: int,
+        done: Callable[[Partition, Sequence[FileSlice]], Response | None],
+    ) -> None:
+        self._exchange = exchange
+        self._find = find
+        self._offset = offset
+        self._max_bytes = max_bytes
+        self._done = done
+
+    def collect(self, *, warm: bool = False) -> Response | None:
+        """What `done` answers, if nothing has to be waited for; else it is run by the exchange later."""
+        exchange, disk = self._exchange, self._exchange.services.disk
+        partition = self._find()
+        found = partition.read(self._offset, self._max_bytes, warm=warm)
+        if found.unchecked is not None:
+
+            def again() -> None:
+                exchange.run(lambda _: self.collect(warm=True))
+
+            if are_warm(disk, found.wanted, again):
+                exchange.services.clock.call_soon(again)
+            return None
+        if are_warm(disk, found.slices, lambda: exchange.run(lambda _: self._done(partition, found.slices))):
+            return self._done(partition, found.slices)
+        return None
+
+
+def unpack(
+    partition: Partition, slices: Sequence[FileSlice], offset: int, max_records: int, max_bytes: int
+) -> tuple[list[Record], int, int]:
+    """The records from the offset on, at least one if there is one, the offset to go on with, and the bytes of their
+    keys and values; counted as sent.
+    """
+    found: list[Record] = []
+    found_bytes = 0
+    next_offset = offset
+    for header, view in batches(memoryview(_read(slices))):
+        if header.next_offset <= offset:
+            continue
+        for record in () if header.is_control else _records(partition, header, view):
+            if record.offset < offset:
+                continue
+            size_bytes = len(record.key or b"") + len(record.value or b"")
+            if found and (len(found) == max_records or found_bytes + size_bytes > max_bytes):
+                return _counted(partition, found, found[-1].offset + 1, found_bytes)
+            found.append(record)
+            found_bytes += size_bytes
+        next_offset = header.next_offset
+    return _counted(partition, found, next_offset, found_bytes)
+
+
+def _counted(
+    partition: Partition, found: list[Record], next_offset: int, found_bytes: int
+) -> tuple[list[Record], int, int]:
+    partition.traffic.records_out += len(found)
+    partition.traffic.bytes_out += found_bytes
+    return found, next_offset, found_bytes
+
+
+def has_data(partition: Partition, offset: int) -> bool:
     found = partition.read(offset, 1)
     return found.count > 0 or found.unchecked is not None
 
 
-def _first_offset(partition: Partition, given: str) -> int:
+def check_start(query: Mapping[str, str]) -> None:
+    """Refuse a beginning that makes no sense in any partition."""
+    reset = query.get("reset", "earliest")
+    if reset not in RESETS:
+        raise InvalidRequest(f"query parameter reset: {reset[:40]!r} is neither earliest nor latest")
+    if "group" not in query and "reset" in query:
+        raise InvalidRequest("query parameter reset is for reading as a group: give group too")
+    if "group" in query and "offset" in query:
+        raise InvalidRequest("give group or offset: a group begins where it has committed to")
+    _number_of(query.get("offset", "earliest"))
+
+
+def first_offset(services: HttpServices, partition: Partition, query: Mapping[str, str]) -> int:
+    """Where a query that was checked says to begin in this partition."""
+    group = query.get("group")
+    if group is None:
+        return _named_offset(partition, query.get("offset", "earliest"))
+    committed = committed_offset(services, group, *partition.topic_partition)
+    if committed is not None:
+        with suppress(OffsetOutOfRange):
+            partition.read(committed, 1)
+            return committed
+    return _named_offset(partition, query.get("reset", "earliest"))
+
+
+def _named_offset(partition: Partition, given: str) -> int:
     if given == "earliest":
         return partition.first_offset()
     if given == "latest":
         return partition.high_watermark
     if given.startswith("@"):
-        at_ms = whole_number("the time in query parameter offset", given[1:], 0, OFFSET_MAX)
-        found = partition.log.offset_for_time(at_ms)
+        found = partition.log.offset_for_time(_number_of(given))
         return partition.high_watermark if found is None else min(found.offset, partition.high_watermark)
+    return _number_of(given)
+
+
+def _number_of(given: str) -> int:
+    """The offset or the time in it; 0 for an end that has a name."""
+    if given in RESETS:
+        return 0
+    if given.startswith("@"):
+        try:
+            return parse_epoch_ms(given[1:])
+        except ValueError as error:
+            raise InvalidRequest(f"the time in query parameter offset: {error}") from None
     try:
         return whole_number("query parameter offset", given, 0, OFFSET_MAX)
     except InvalidRequest as error:
-        raise InvalidRequest(f"{error}, earliest, latest or @ and a time in ms") from None
+        raise InvalidRequest(f"{error}, earliest, latest or @ and seconds since 1970") from None
 
 
 def _read(slices: Sequence[FileSlice]) -> bytes:

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from headrace.http.description import TEXT, Answer, Operation, choice, closed
 from headrace.http.exchange import Exchange
 from headrace.http.message import Response, json_response
+
+HEALTH: Final = Operation(
+    "Whether the process lives", {200: Answer.json("It does, and its loop turns.", closed({"status": choice("alive")}))}
+)
+READY: Final = Operation(
+    "Whether requests can be served",
+    {
+        200: Answer.json("They can.", closed({"status": choice("ready")})),
+        503: Answer.json("They cannot.", closed({"status": choice("not ready"), "reason": TEXT})),
+    },
+)
 
 
 def health(exchange: Exchange) -> Response:

@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headrace.errors import HeadraceError, InvalidRequest
+from headrace.errors import ErrorCode, ErrorMapping, HeadraceError, InvalidRequest
 from headrace.ports.network import Part
 
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
-TEXT: Final = "text/plain; charset=utf-8"
+PLAIN: Final = "text/plain"
+TEXT: Final = f"{PLAIN}; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
+
+PARTITION_MAX: Final = (1 << 31) - 1
+OFFSET_MAX: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,22 @@ def whole_number(what: str, given: str, least: int, most: int) -> int:
     if digits.isascii() and digits.isdigit() and len(digits) < 20 and least <= int(given) <= most:
         return int(given)
     raise InvalidRequest(f"{what}: {given[:40]!r} is not a whole number from {least} to {most}")
+
+
+class UnknownContentType(HeadraceError):
+    """A body of a kind that the path does not take."""
+
+    mapping = ErrorMapping(ErrorCode.INVALID_REQUEST, 415, False)
+
+    def __init__(self, request: Request, taken: str) -> None:
+        given = (request.header("content-type") or b"").decode("latin-1")
+        super().__init__(f"content type {given[:100]!r} is not taken here; send {taken}")
+
+
+def content_type(request: Request) -> str:
+    """What the body is said to be, without its parameters."""
+    given = (request.header("content-type") or BINARY.encode()).decode("latin-1")
+    return given.partition(";")[0].strip().lower()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """GET /metrics: everything that the broker counts, in Prometheus' text format (version 0.0.4).
 
-A family is a line of help, a line of kind, then one line per set of labels; a histogram's buckets are cumulative.
+A family is a line of help, a line of kind, then one line per set of labels; a histogram's buckets are cumulative. The
+families are those of `headrace.metrics`, in that order; one without a sample is left out.
 """
 
 from __future__ import annotations
@@ -9,129 +10,153 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from headrace import __version__
+from headrace import metrics as families
+from headrace.cluster.image import Image
+from headrace.http.description import TEXT, Answer, Operation
 from headrace.http.exchange import Exchange
-from headrace.http.message import Response, text_response
+from headrace.http.message import PLAIN, Response, text_response
 from headrace.http.process import process_figures
 from headrace.http.services import HttpServices
-from headrace.metrics import LATENCY_BOUNDS_SECONDS, Histogram, Metrics, Sample
+from headrace.metrics import FAMILIES, LATENCY_BOUNDS_SECONDS, Family, Histogram, Metrics, Sample
+from headrace.partitions.partition import Partition
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-Labels = tuple[tuple[str, str], ...]
+EXPOSITION: Final = Operation(
+    "Everything that is counted, for Prometheus", {200: Answer("Its text format.", {PLAIN: TEXT})}
+)
 
 
 def exposition(exchange: Exchange) -> Response:
     services = exchange.services
-    lines: list[str] = []
-    for name, kind, meaning, labels, value in _plain(services):
-        lines += _head(name, kind, meaning)
-        lines.append(_line(name, labels, value))
-    lines += _requests(services.metrics)
-    lines += _head("headrace_sync_seconds", "histogram", "Time of syncs to disk.")
-    lines += _histogram("headrace_sync_seconds", (), services.metrics.syncs)
-    lines += _families([*_logs(services), *_lags(services), *services.metrics.collected()])
-    return text_response("\n".join(lines) + "\n", CONTENT_TYPE)
+    lines: dict[Family, list[str]] = {}
+    for sample in _samples(services):
+        lines.setdefault(sample.family, []).append(_line(sample))
+    lines[families.SYNC_SECONDS] = list(_histogram(families.SYNC_SECONDS, (), services.metrics.syncs))
+    lines[families.REQUEST_SECONDS] = [
+        line
+        for api, histogram in sorted(services.metrics.requests.items())
+        for line in _histogram(families.REQUEST_SECONDS, (api,), histogram)
+    ]
+    told = dict.fromkeys((*FAMILIES, *lines))
+    shown = [line for family in told if lines.get(family) for line in (*_head(family), *lines[family])]
+    return text_response("\n".join(shown) + "\n", CONTENT_TYPE)
 
 
-def _plain(services: HttpServices) -> Iterator[tuple[str, str, str, Labels, float]]:
-    """Numbers that stand alone in their family."""
-    metrics, process = services.metrics, process_figures()
-    build = (("version", __version__), ("broker", str(services.broker_id)), ("cluster", services.cluster_id))
-    yield "headrace_build_info", "gauge", "1, with what runs here as labels.", build, 1
-    yield "headrace_ready", "gauge", "Whether requests can be served.", (), services.ready() is None
-    yield "headrace_received_bytes_total", "counter", "Bytes of requests.", (), metrics.bytes_in
-    yield "headrace_sent_bytes_total", "counter", "Bytes of responses.", (), metrics.bytes_out
-    yield "headrace_batches_total", "counter", "Record batches taken from producers.", (), metrics.batches_in
-    yield "headrace_connections", "gauge", "Open connections.", (), metrics.connections_open
-    yield "headrace_connections_accepted_total", "counter", "Connections taken.", (), metrics.connections_accepted
-    yield "headrace_connections_refused_total", "counter", "Connections refused.", (), metrics.connections_refused
-    yield "headrace_connections_held_back", "gauge", "Not read until they catch up.", (), metrics.paused_connections
-    yield "headrace_protocol_errors_total", "counter", "Requests that could not be read.", (), metrics.protocol_errors
-    led = sum(partition.leading for partition in services.partitions)
-    yield "headrace_partitions", "gauge", "Partitions led here.", (), led
-    yield "headrace_replicas", "gauge", "Partitions held here, led or followed.", (), len(services.partitions)
-    yield "process_resident_memory_bytes", "gauge", "Resident memory.", (), process.resident_bytes
-    yield "process_cpu_seconds_total", "counter", "Processor time, user and system.", (), process.cpu_seconds
-    yield "process_open_fds", "gauge", "Open descriptors.", (), process.open_files
-    yield "process_max_fds", "gauge", "Most descriptors that may be open.", (), process.open_files_max
-
-
-def _requests(metrics: Metrics) -> Iterator[str]:
-    name = "headrace_request_seconds"
-    yield from _head(name, "histogram", "Time from a request to its answer, by API.")
-    for api, histogram in sorted(metrics.requests.items()):
-        yield from _histogram(name, (("api", api),), histogram)
-    name = "headrace_request_errors_total"
-    yield from _head(name, "counter", "Requests answered with an error, by API and code.")
-    for (api, code), count in sorted(metrics.request_errors.items()):
-        yield _line(name, (("api", api), ("code", str(code))), count)
-
-
-def _logs(services: HttpServices) -> Iterator[Sample]:
+def _samples(services: HttpServices) -> Iterator[Sample]:
+    build = __version__, str(services.broker_id), services.cluster_id
+    yield Sample(families.BUILD_INFO, build, 1)
+    yield Sample(families.READY, (), services.ready() is None)
+    yield from _requests(services.metrics)
+    yield from _topics(services)
+    yield from _replication(services, services.image())
     for partition in services.partitions:
-        where, log = partition.topic_partition, partition.log
-        labels = (("topic", where.topic), ("partition", str(where.partition)))
-        if partition.core is not None:
-            in_sync = "Replicas in sync, of a partition led here."
-            yield Sample("headrace_in_sync_replicas", "gauge", in_sync, labels, len(partition.core.isr))
-        yield Sample("headrace_log_bytes", "gauge", "Size of a partition's log.", labels, log.size_bytes)
-        yield Sample("headrace_log_start_offset", "gauge", "First offset of a log.", labels, log.start_offset)
-        yield Sample("headrace_log_end_offset", "gauge", "Offset of the next record.", labels, log.end_offset)
-        yield Sample(
-            "headrace_high_watermark", "gauge", "Offset up to which consumers read.", labels, partition.high_watermark
-        )
-        if partition in services.partitions.damaged:
-            damaged = "First offset of a replica that is known to be unreadable."
-            yield Sample("headrace_damaged_offset", "gauge", damaged, labels, services.partitions.damaged[partition])
-        yield Sample("headrace_log_offline", "gauge", "1 if the log has failed.", labels, log.offline is not None)
-        if log.settings.retention_archived:
-            held = "Bytes that retention would delete, had they been archived."
-            yield Sample("headrace_held_bytes", "gauge", held, labels, log.held_bytes)
-            archived = "Offset below which everything is archived."
-            yield Sample("headrace_archived_offset", "gauge", archived, labels, log.archived_offset())
-        keys = services.key_indexes.get(where)
-        if keys is not None:
-            behind = "Records that the key index does not have yet."
-            yield Sample("headrace_key_index_behind", "gauge", behind, labels, keys.behind)
-            yield Sample("headrace_key_index_bytes", "gauge", "Size of a key index.", labels, keys.size_bytes)
+        yield from _log(services, partition)
+    yield from _groups(services)
+    yield from _process()
+    yield from services.metrics.collected()
 
 
-def _lags(services: HttpServices) -> Iterator[Sample]:
+def _requests(metrics: Metrics) -> Iterator[Sample]:
+    yield Sample(families.RECEIVED_BYTES, (), metrics.bytes_in)
+    yield Sample(families.SENT_BYTES, (), metrics.bytes_out)
+    yield Sample(families.CONNECTIONS, (), metrics.connections_open)
+    yield Sample(families.CONNECTIONS_ACCEPTED, (), metrics.connections_accepted)
+    yield Sample(families.CONNECTIONS_REFUSED, (), metrics.connections_refused)
+    yield Sample(families.CONNECTIONS_HELD_BACK, (), metrics.paused_connections)
+    yield Sample(families.PROTOCOL_ERRORS, (), metrics.protocol_errors)
+    for (api, code), count in sorted(metrics.request_errors.items()):
+        yield Sample(families.REQUEST_ERRORS, (api, str(code)), count)
+
+
+def _topics(services: HttpServices) -> Iterator[Sample]:
+    traffic = services.partitions.traffic
+    yield Sample(families.BATCHES, (), sum(each.batches_in for each in traffic.values()))
+    for topic, counted in traffic.items():
+        yield Sample(families.TOPIC_RECEIVED_BYTES, (topic,), counted.bytes_in)
+        yield Sample(families.TOPIC_RECEIVED_RECORDS, (topic,), counted.records_in)
+        yield Sample(families.TOPIC_SENT_BYTES, (topic,), counted.bytes_out)
+        yield Sample(families.TOPIC_SENT_RECORDS, (topic,), counted.records_out)
+
+
+def _replication(services: HttpServices, image: Image) -> Iterator[Sample]:
+    led, under_replicated, under_min = 0, 0, 0
+    for partition in services.partitions:
+        core = partition.core
+        if core is None:
+            continue
+        where = partition.topic_partition
+        topic = image.topics.get(where.topic)
+        known = topic is not None and where.partition < len(topic.partitions)
+        wanted = len(topic.partitions[where.partition].replicas) if topic is not None and known else len(core.isr)
+        led += 1
+        under_replicated += len(core.isr) < wanted
+        under_min += not core.has_min_isr
+        labels = where.topic, str(where.partition)
+        yield Sample(families.PARTITION_REPLICAS, labels, wanted)
+        yield Sample(families.IN_SYNC_REPLICAS, labels, len(core.isr))
+    leaderless = sum(each.leader < 0 for topic in image.topics.values() for each in topic.partitions)
+    yield Sample(families.PARTITIONS, (), led)
+    yield Sample(families.REPLICAS, (), len(services.partitions))
+    yield Sample(families.UNDER_REPLICATED, (), under_replicated)
+    yield Sample(families.UNDER_MIN_IN_SYNC, (), under_min)
+    yield Sample(families.LEADERLESS, (), leaderless)
+
+
+def _log(services: HttpServices, partition: Partition) -> Iterator[Sample]:
+    where, log = partition.topic_partition, partition.log
+    labels = where.topic, str(where.partition)
+    yield Sample(families.LOG_BYTES, labels, log.size_bytes)
+    yield Sample(families.LOG_START_OFFSET, labels, log.start_offset)
+    yield Sample(families.LOG_END_OFFSET, labels, log.end_offset)
+    yield Sample(families.HIGH_WATERMARK, labels, partition.high_watermark)
+    if partition in services.partitions.damaged:
+        yield Sample(families.DAMAGED_OFFSET, labels, services.partitions.damaged[partition])
+    yield Sample(families.LOG_OFFLINE, labels, log.offline is not None)
+    if log.settings.retention_archived:
+        yield Sample(families.HELD_BYTES, labels, log.held_bytes)
+        yield Sample(families.ARCHIVED_OFFSET, labels, log.archived_offset())
+    keys = services.key_indexes.get(where)
+    if keys is not None:
+        yield Sample(families.KEY_INDEX_BEHIND, labels, keys.behind)
+        yield Sample(families.KEY_INDEX_BYTES, labels, keys.size_bytes)
+
+
+def _groups(services: HttpServices) -> Iterator[Sample]:
     for closed in services.closed_groups():
-        meaning = "1 for a partition of __consumer_offsets whose groups are not answered, because it cannot be read."
-        place = (("partition", str(closed.partition)), ("offset", str(closed.offset)))
-        yield Sample("headrace_group_partition_closed", "gauge", meaning, place, 1)
+        yield Sample(families.GROUP_PARTITION_CLOSED, (str(closed.partition),), 1)
     for lag in services.group_lags():
-        labels = (("group", lag.group_id), ("topic", lag.topic), ("partition", str(lag.partition)))
-        yield Sample("headrace_group_lag", "gauge", "Records that a group has not committed.", labels, lag.lag)
+        yield Sample(families.GROUP_LAG, (lag.group_id, lag.topic, str(lag.partition)), lag.lag)
 
 
-def _families(samples: Iterable[Sample]) -> Iterator[str]:
-    """Samples in any order, brought together by name as the format wants them."""
-    families: dict[str, list[Sample]] = {}
-    for sample in samples:
-        families.setdefault(sample.name, []).append(sample)
-    for name, members in families.items():
-        yield from _head(name, members[0].kind, members[0].meaning)
-        for sample in members:
-            yield _line(name, sample.labels, sample.value)
+def _process() -> Iterator[Sample]:
+    process = process_figures()
+    yield Sample(families.RESIDENT_BYTES, (), process.resident_bytes)
+    yield Sample(families.CPU_SECONDS, (), process.cpu_seconds)
+    yield Sample(families.START_TIME, (), process.started_seconds)
+    yield Sample(families.OPEN_FDS, (), process.open_files)
+    yield Sample(families.MAX_FDS, (), process.open_files_max)
 
 
-def _histogram(name: str, labels: Labels, histogram: Histogram) -> Iterator[str]:
+def _histogram(family: Family, labels: tuple[str, ...], histogram: Histogram) -> Iterator[str]:
+    own = tuple(zip(family.labels, labels, strict=True))
     cumulated = 0
     for bound, count in zip(LATENCY_BOUNDS_SECONDS, histogram.buckets, strict=False):
         cumulated += count
-        yield _line(f"{name}_bucket", (*labels, ("le", f"{bound:g}")), cumulated)
-    yield _line(f"{name}_bucket", (*labels, ("le", "+Inf")), histogram.count)
-    yield _line(f"{name}_sum", labels, histogram.total_seconds)
-    yield _line(f"{name}_count", labels, histogram.count)
+        yield _shown(f"{family.name}_bucket", (*own, ("le", f"{bound:g}")), cumulated)
+    yield _shown(f"{family.name}_bucket", (*own, ("le", "+Inf")), histogram.count)
+    yield _shown(f"{family.name}_sum", own, histogram.total_seconds)
+    yield _shown(f"{family.name}_count", own, histogram.count)
 
 
-def _head(name: str, kind: str, meaning: str) -> tuple[str, str]:
-    return f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"
+def _head(family: Family) -> tuple[str, str]:
+    return f"# HELP {family.name} {family.meaning}", f"# TYPE {family.name} {family.kind}"
 
 
-def _line(name: str, labels: Labels, value: float) -> str:
+def _line(sample: Sample) -> str:
+    return _shown(sample.family.name, zip(sample.family.labels, sample.labels, strict=True), sample.value)
+
+
+def _shown(name: str, labels: Iterable[tuple[str, str]], value: float) -> str:
     shown = ",".join(f'{label}="{_escape(text)}"' for label, text in labels)
     number = str(int(value)) if value == int(value) else repr(float(value))
     return f"{name}{{{shown}}} {number}" if shown else f"{name} {number}"

@@ -17,16 +17,85 @@ from headrace.cluster.image import NO_LEADER, Topic
 from headrace.errors import HeadraceError, InvalidRequest, NotLeader, PolicyViolation, UnknownPartition
 from headrace.http import bodies
 from headrace.http.bodies import Incoming
+from headrace.http.description import (
+    BASE64,
+    ERROR,
+    FAULT,
+    PARTITION,
+    STATUSES,
+    TEXT,
+    Answer,
+    Body,
+    Operation,
+    Parameter,
+    choice,
+    closed,
+    list_of,
+    number,
+)
 from headrace.http.exchange import Exchange
-from headrace.http.message import Response, describe_error, json_response, refusal
+from headrace.http.message import (
+    BINARY,
+    JSON,
+    PARTITION_MAX,
+    PLAIN,
+    Response,
+    UnknownContentType,
+    content_type,
+    describe_error,
+    json_response,
+)
 from headrace.http.services import HttpServices
+from headrace.http.topics import http_of
 from headrace.partitions.partition import Partition
 from headrace.records import kernel
 from headrace.records.partitioner import partition_for_key
 
-QUERY: Final = ("key", "key_base64", "partition", "acks", "timeout_ms")
 ACKS: Final = {"0": 0, "1": 1, "-1": -1, "all": -1}
 TIMEOUT_MS: Final = 30_000
+
+_PLACES: Final = closed(
+    {
+        "offsets": list_of(
+            {
+                "anyOf": [
+                    closed({"partition": PARTITION, "offset": number(-1)}),
+                    closed({"partition": PARTITION, "error": FAULT}),
+                ]
+            }
+        )
+    },
+    title="Produced",
+)
+_NONE_APPENDED: Final = {"anyOf": [ERROR, _PLACES]}
+PRODUCE: Final = Operation(
+    "Append one record or many",
+    {
+        200: Answer.json("All were appended; where, in the order of the request.", _PLACES),
+        207: Answer.json("Some were appended.", _PLACES),
+        **{
+            status: Answer.json(STATUSES[status], _NONE_APPENDED) for status in (400, 403, 404, 413, 422, 503, 504, 507)
+        },
+    },
+    (
+        Parameter("key", "The key of one record, as text.", TEXT),
+        Parameter("key_base64", "The key of one record, as bytes.", BASE64),
+        Parameter("partition", "Of one record; else its key chooses.", number(0, PARTITION_MAX)),
+        Parameter("acks", "Whom to wait for, as a Kafka producer has it.", choice(*ACKS)),
+        Parameter("timeout_ms", "How long to wait for the replicas.", number(0)),
+        Parameter("X-Key", "The key of one record.", TEXT, "header"),
+        Parameter("X-Key-Base64", "The key of one record, as bytes.", BASE64, "header"),
+    ),
+    Body(
+        {
+            BINARY: {"type": "string", "format": "binary"},
+            PLAIN: TEXT,
+            JSON: bodies.RECORDS,
+            bodies.LINES: {"type": "string", "description": "Lines, each a Record in JSON."},
+        }
+    ),
+    (415,),
+)
 
 _turn = count()
 """Records without a key go to one partition per request, the next one with every request."""
@@ -34,12 +103,9 @@ _turn = count()
 
 def handle(exchange: Exchange) -> Response | None:
     request, services = exchange.request, exchange.services
-    if bodies.content_type(request) not in bodies.KINDS:
-        given = (request.header("content-type") or b"").decode("latin-1")
-        taken = (
-            "application/octet-stream or text/plain for one record, application/json or application/x-ndjson for many"
-        )
-        return refusal(415, "UnknownContentType", f"content type {given[:100]!r} is not taken; send {taken}")
+    if content_type(request) not in bodies.KINDS:
+        taken = "application/octet-stream or text/plain for one record, application/json or application/x-ndjson"
+        raise UnknownContentType(request, f"{taken} for many")
     acks = ACKS.get(request.query.get("acks", "-1"))
     if acks is None:
         raise InvalidRequest(f"query parameter acks: {request.query['acks'][:40]!r} is not one of {', '.join(ACKS)}")
@@ -99,7 +165,6 @@ class PendingAppend:
             except HeadraceError as error:
                 self._done(index, error, -1)
                 continue
-            self._exchange.services.metrics.batches_in += 1
             partitions.submit(
                 partition,
                 batch,
@@ -138,6 +203,4 @@ def led_partition(services: HttpServices, topic: Topic, index: int) -> Partition
     leader = topic.partitions[index].leader
     if leader == NO_LEADER:
         raise NotLeader(f"{topic.name}-{index} has no leader now; try again")
-    broker = services.image().brokers.get(leader)
-    at = f"at http://{broker.http.host}:{broker.http.port}" if broker is not None and broker.http else "there"
-    raise NotLeader(f"{topic.name}-{index} is led by broker {leader}; ask {at}")
+    raise NotLeader(f"{topic.name}-{index} is led by broker {leader}; ask {http_of(services, leader)}")

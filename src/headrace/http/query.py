@@ -8,7 +8,7 @@
 
 Of each partition the newest records (with `offset`: the first) are taken, up to the count. `more` tells that there are
 others; asked for one partition, `searched` is the `next` (with `offset`: the `first`) to go on with. A single record by
-its id, and records by time alone: GET /topics/{topic}/partitions/{partition}/records?offset=N or ?offset=@MS&count=1.
+its id, and records by time alone: GET /topics/{topic}/partitions/{partition}/records?offset=N or ?offset=@TIME&count=1.
 Partitions that other brokers lead are in `elsewhere`.
 """
 
@@ -17,20 +17,60 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headrace.errors import HeadraceError, InvalidRequest, NotLeader
-from headrace.http.bodies import PARTITION_MAX, decode_base64
+from headrace.http.bodies import decode_base64
+from headrace.http.description import (
+    BASE64,
+    OFFSET,
+    PARTITION,
+    TEXT,
+    TRUTH,
+    Answer,
+    Operation,
+    Parameter,
+    choice,
+    closed,
+    list_of,
+    number,
+)
+from headrace.http.description import COUNT as ANY_COUNT
 from headrace.http.exchange import Exchange
-from headrace.http.fetch import COUNT, COUNT_MAX, JSON_MAX_BYTES, OFFSET_MAX, shown_record
-from headrace.http.message import Request, Response, error_response, json_response
+from headrace.http.fetch import COUNT, COUNT_MAX, JSON_MAX_BYTES, shown_record
+from headrace.http.message import OFFSET_MAX, PARTITION_MAX, Request, Response, error_response, json_response
 from headrace.http.produce import led_partition
+from headrace.http.topic_fetch import PLACED_RECORD
 from headrace.http.topics import known_topic
 from headrace.partitions.partition import Partition
 from headrace.records import kernel
 from headrace.records.record import Record
 from headrace.storage.keys.query import MOST, KeyQueryResult, Wanted
 
-QUERY: Final = ("key", "key_base64", "from", "to", "count", "order", "partition", "first", "next")
 ORDERS: Final = ("newest", "offset")
 TIME_MAX: Final = 1 << 61
+QUERY: Final = Operation(
+    "Records by key, of a topic with a key index",
+    {
+        200: Answer.json(
+            "The records found.",
+            closed(
+                {"topic": TEXT, "records": list_of(PLACED_RECORD), "more": TRUTH, "elsewhere": ANY_COUNT},
+                {"searched": OFFSET},
+                title="KeyQueryResult",
+            ),
+        )
+    },
+    (
+        Parameter("key", "The key, as text.", TEXT),
+        Parameter("key_base64", "The key, as bytes.", BASE64),
+        Parameter("from", "Only records not older than this, in ms.", number(-TIME_MAX, TIME_MAX)),
+        Parameter("to", "Only records older than this, in ms.", number(-TIME_MAX, TIME_MAX)),
+        Parameter("count", f"Most records in the answer ({COUNT}).", number(1, COUNT_MAX)),
+        Parameter("order", "The newest first, or by partition and offset.", choice(*ORDERS)),
+        Parameter("partition", "Only this one.", PARTITION),
+        Parameter("first", "With partition: only offsets from here on.", OFFSET),
+        Parameter("next", "With partition: only offsets before.", OFFSET),
+    ),
+    errors=(404, 409, 503),
+)
 
 
 def handle(exchange: Exchange) -> Response | None:

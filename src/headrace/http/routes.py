@@ -1,4 +1,4 @@
-"""Routes of an HTTP port, and the table of those that a broker serves."""
+"""Routes of an HTTP port: how a request finds its handler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from headrace.errors import InvalidRequest
-from headrace.http import fetch, health, metrics, produce, query, status, topics
+from headrace.http.description import Operation
 from headrace.http.exchange import Handler
 from headrace.http.message import Request, Response, refusal
 
@@ -22,7 +22,12 @@ class Route:
     api: str
     """What the request is called in the metrics."""
     handler: Handler
-    query: tuple[str, ...] = ()
+    operation: Operation
+    """What it takes and answers."""
+
+    @property
+    def path_names(self) -> list[str]:
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
     def match(self, segments: list[str]) -> dict[str, str] | None:
         """The path's parameters, or None if it is another path."""
@@ -38,17 +43,6 @@ class Route:
         return parameters
 
 
-ROUTES: Final = (
-    Route("GET", "/", "http.status", status.page),
-    Route("GET", "/health", "http.health", health.health),
-    Route("GET", "/ready", "http.ready", health.ready),
-    Route("GET", "/metrics", "http.metrics", metrics.exposition),
-    Route("GET", "/topics", "http.topics", topics.list_topics),
-    Route("GET", "/topics/{topic}", "http.topic", topics.describe_topic),
-    Route("GET", "/topics/{topic}/query", "http.query", query.handle, query.QUERY),
-    Route("POST", "/topics/{topic}/records", "http.produce", produce.handle, produce.QUERY),
-    Route("GET", "/topics/{topic}/partitions/{partition}/records", "http.fetch", fetch.handle, fetch.QUERY),
-)
 UNKNOWN_API: Final = "http.unknown"
 
 
@@ -75,8 +69,8 @@ def _query(route: Route, query: str) -> dict[str, str]:
     except ValueError as error:
         raise InvalidRequest(f"the query {query[:100]!r} cannot be read: {error}") from None
     for name, _ in fields:
-        if name not in route.query:
-            known = ", ".join(route.query) or "none"
+        if name not in route.operation.query:
+            known = ", ".join(route.operation.query) or "none"
             raise InvalidRequest(f"unknown query parameter {name[:40]!r}; {route.path} knows: {known}")
     if len({name for name, _ in fields}) != len(fields):
         raise InvalidRequest("a query parameter is given twice")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.http.routes import ROUTES, Route
+from headrace.http.broker_routes import ROUTES
+from headrace.http.routes import Route
 from headrace.http.services import HttpServices
 from headrace.http.session import HttpSession
-from headrace.metrics import Sample
-from headrace.ports.network import Address, Listener, Network
+from headrace.metrics import HTTP_CONNECTIONS, Sample
+from headrace.ports.network import Address, Listener, Network, chosen_with
 
 CONNECTIONS_MAX: Final = 1000
 """Apart from the Kafka listeners' limit: an operator can look at a broker that has no connection left."""
@@ -34,7 +35,8 @@ class HttpServer:
         services.metrics.collect(self._samples)
 
     def start(self) -> None:
-        self._listener = self._network.listen(self._wanted, self._accept)
+        with chosen_with("--http"):
+            self._listener = self._network.listen(self._wanted, self._accept)
 
     @property
     def address(self) -> Address:
@@ -64,4 +66,4 @@ class HttpServer:
             session.close()
 
     def _samples(self) -> list[Sample]:
-        return [Sample("headrace_http_connections", "gauge", "Open HTTP connections.", (), len(self._sessions))]
+        return [Sample(HTTP_CONNECTIONS, (), len(self._sessions))]

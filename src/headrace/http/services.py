@@ -6,7 +6,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.cluster.config import Configs
 from headrace.cluster.image import Image
+from headrace.cluster.topics import Topics
+from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.descriptions import ClosedPartition, Lag
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
@@ -28,8 +31,13 @@ class HttpServices:
     key_indexes: KeyIndexes
     image: Callable[[], Image]
     """The newest image of the cluster's metadata."""
+    topics: Topics
+    configs: Configs
+    effective_settings: Callable[[], BrokerSettings]
+    """The settings with what was altered while running."""
     ensure_topic: Callable[[str], Awaitable[object]]
     """Returns when the topic is there and its partitions are served, created if it may be; else raises."""
+    groups: GroupCoordinator
     group_lags: Callable[[], Iterable[Lag]]
     ready: Callable[[], str | None]
     """None when requests can be served, else the reason why not."""

@@ -30,6 +30,8 @@ HEADERS_MAX_BYTES: Final = 32 << 10
 DISCARD_MAX_BYTES: Final = 64 << 20
 DISCARD_SECONDS: Final = 2.0
 NOWHERE: Final = Address("", 0)
+STRANGERS: Final = {b"\x00": "the protocol of Kafka", b"\x16": "TLS"}
+"""Who comes to a port that is not theirs, by the first byte; no request begins with it."""
 
 
 class HttpSession:
@@ -188,6 +190,9 @@ class HttpSession:
 
     def _refuse_bytes(self, error: h11.RemoteProtocolError) -> None:
         self._metrics.protocol_errors += 1
+        stranger = STRANGERS.get(self._http.trailing_data[0][:1])
+        if stranger is not None:
+            log.warning("closing the connection from %s: it speaks %s, and this port HTTP", self.peer, stranger)
         status = error.error_status_hint
         self._refuse(refusal(status, "BadRequest", f"this is not a request that can be read: {error}", close=True))
 

@@ -8,12 +8,14 @@ from typing import Final
 
 from headrace import __version__
 from headrace.cluster.image import Topic
+from headrace.http.description import Answer, Operation
 from headrace.http.exchange import Exchange
 from headrace.http.message import HTML, Response
 from headrace.http.process import process_figures
 from headrace.http.services import HttpServices
 
 ROWS_MAX: Final = 500
+PAGE: Final = Operation("The status page", {200: Answer.html("The broker, its topics, its groups, for a person.")})
 POLICY: Final = (("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),)
 
 _STYLE: Final = """
@@ -58,7 +60,7 @@ def page(exchange: Exchange) -> Response:
                 "No consumer group has committed an offset.",
             ),
             '<p>More: <a href="/topics">topics as JSON</a>, <a href="/metrics">metrics</a>, '
-            '<a href="/ready">readiness</a>.</p>',
+            '<a href="/ready">readiness</a>, <a href="/openapi.json">what this port answers (OpenAPI)</a>.</p>',
         )
     )
     text = (

@@ -1,14 +1,14 @@
 """The HTTP port of a registry: routes, placement and cluster-wide settings as JSON.
 
     GET  /brokers                  who is there, and at which addresses
-    GET  /topics, /topics/{topic}  as at a broker, without what only a replica knows
+    GET  /topics, /topics/{topic}  as at a broker, without what only a replica knows; POST, PATCH and DELETE as there
     GET  /ring                     the hash ring; with ?topic=T&partition=N&replicas=R where a partition falls on it
     GET  /placement/topics         every partition and its replicas
     GET  /placement/brokers        every broker and what it leads and follows
     GET  /settings, /settings/{name}
     PUT  /settings/{name}          the body is the value; ?revision=N only if that is its revision, 0 if it is new
     DEL  /settings/{name}          ?revision=N as above
-    GET  /health, /ready, /metrics
+    GET  /health, /ready, /metrics, /openapi.json
 
 Everything that is read comes from the image in memory, and is encoded once for each image. /health says how long etcd
 has been silent; /ready does not turn on that: routes are wanted most when etcd is away.
@@ -18,24 +18,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from functools import cached_property
+from typing import Any
 
 from headrace.cluster import user_values
 from headrace.cluster.image import Broker, Endpoint, Image, StoredValue
 from headrace.cluster.user_values import UserValues
 from headrace.errors import InvalidRequest
-from headrace.http import health, metrics, topics
-from headrace.http.bodies import PARTITION_MAX
+from headrace.http import health, metrics, topic_changes, topics
 from headrace.http.exchange import Exchange, Handler
-from headrace.http.message import Request, Response, json_response
+from headrace.http.message import PARTITION_MAX, Request, Response, json_response
+from headrace.http.openapi import with_document
 from headrace.http.routes import Route
-from headrace.metrics import Sample
+from headrace.metrics import BROKERS, ETCD_SILENT_SECONDS, IMAGE_REVISION, Sample
 from headrace.placement import listing, ring
 from headrace.placement.spread import open_sites
+from headrace.registry import operations
 from headrace.registry.pulse import Pulse
-
-REVISION_MAX: Final = (1 << 63) - 1
-REPLICAS_MAX: Final = 1000
 
 Describe = Callable[[Image], dict[str, Any]]
 
@@ -51,33 +50,55 @@ class RouteApi:
         self._kept: dict[str, asyncio.Task[Response]] = {}
         self._kept_of: Image | None = None
 
+    @cached_property
     def routes(self) -> tuple[Route, ...]:
-        return (
-            Route("GET", "/", "http.index", self._index),
-            Route("GET", "/health", "http.health", self._health),
-            Route("GET", "/ready", "http.ready", health.ready),
-            Route("GET", "/metrics", "http.metrics", metrics.exposition),
-            Route("GET", "/brokers", "http.brokers", self._once_an_image(_brokers)),
-            Route("GET", "/topics", "http.topics", topics.list_topics),
-            Route("GET", "/topics/{topic}", "http.topic", topics.describe_topic),
-            Route("GET", "/ring", "http.ring", self._ring, ("topic", "partition", "replicas")),
-            Route("GET", "/placement/topics", "http.placement.topics", self._once_an_image(_by_topic)),
-            Route("GET", "/placement/brokers", "http.placement.brokers", self._once_an_image(_by_broker)),
-            Route("GET", "/settings", "http.settings", self._once_an_image(_settings)),
-            Route("GET", "/settings/{name}", "http.setting", self._setting),
-            Route("PUT", "/settings/{name}", "http.setting.put", self._put_setting, ("revision",)),
-            Route("DELETE", "/settings/{name}", "http.setting.delete", self._delete_setting, ("revision",)),
+        return with_document(
+            "Headrace registry",
+            (
+                Route("GET", "/", "http.index", self._index, operations.INDEX),
+                Route("GET", "/health", "http.health", self._health, operations.HEALTH),
+                Route("GET", "/ready", "http.ready", health.ready, health.READY),
+                Route("GET", "/metrics", "http.metrics", metrics.exposition, metrics.EXPOSITION),
+                Route("GET", "/brokers", "http.brokers", self._once_an_image(_brokers), operations.BROKERS),
+                Route("GET", "/topics", "http.topics", topics.list_topics, topics.LIST),
+                Route("POST", "/topics", "http.topic.create", topic_changes.create_topic, topic_changes.CREATE),
+                Route("GET", "/topics/{topic}", "http.topic", topics.describe_topic, topics.DESCRIBE),
+                Route("PATCH", "/topics/{topic}", "http.topic.alter", topic_changes.alter_topic, topic_changes.ALTER),
+                Route(
+                    "DELETE", "/topics/{topic}", "http.topic.delete", topic_changes.delete_topic, topic_changes.DELETE
+                ),
+                Route("GET", "/ring", "http.ring", self._ring, operations.RING),
+                Route(
+                    "GET",
+                    "/placement/topics",
+                    "http.placement.topics",
+                    self._once_an_image(_by_topic),
+                    operations.BY_TOPIC,
+                ),
+                Route(
+                    "GET",
+                    "/placement/brokers",
+                    "http.placement.brokers",
+                    self._once_an_image(_by_broker),
+                    operations.BY_BROKER,
+                ),
+                Route("GET", "/settings", "http.settings", self._once_an_image(_settings), operations.SETTINGS),
+                Route("GET", "/settings/{name}", "http.setting", self._setting, operations.SETTING),
+                Route("PUT", "/settings/{name}", "http.setting.put", self._put_setting, operations.PUT_SETTING),
+                Route(
+                    "DELETE", "/settings/{name}", "http.setting.delete", self._delete_setting, operations.DELETE_SETTING
+                ),
+            ),
         )
 
     def samples(self) -> Iterable[Sample]:
         image = self._image()
-        yield Sample("headrace_image_revision", "gauge", "Revision of etcd that is told.", (), image.revision)
-        yield Sample("headrace_brokers", "gauge", "Brokers that are told of.", (), len(image.brokers))
-        silent = "Seconds since etcd answered."
-        yield Sample("headrace_etcd_silent_seconds", "gauge", silent, (), self._pulse.silent_seconds)
+        yield Sample(IMAGE_REVISION, (), image.revision)
+        yield Sample(BROKERS, (), len(image.brokers))
+        yield Sample(ETCD_SILENT_SECONDS, (), self._pulse.silent_seconds)
 
     def _index(self, _exchange: Exchange) -> Response:
-        paths = [f"{route.method} {route.path}" for route in self.routes()]
+        paths = [f"{route.method} {route.path}" for route in self.routes]
         return json_response({"registry_of": self._cluster_id, "paths": paths})
 
     def _health(self, _exchange: Exchange) -> Response:
@@ -130,7 +151,9 @@ class RouteApi:
                 "topic": topic,
                 "partition": partition,
                 "point": _shown_point(ring.point_of(topic, partition)),
-                "replicas": whole.replicas_of(topic, partition, request.integer("replicas", 1, 1, REPLICAS_MAX)),
+                "replicas": whole.replicas_of(
+                    topic, partition, request.integer("replicas", 1, 1, operations.REPLICAS_MAX)
+                ),
             }
         )
 
@@ -172,7 +195,7 @@ async def _result(kept: asyncio.Task[Response]) -> Response:
 
 
 def _revision(request: Request) -> int | None:
-    return request.integer("revision", 0, 0, REVISION_MAX) if "revision" in request.query else None
+    return request.integer("revision", 0, 0, operations.REVISION_MAX) if "revision" in request.query else None
 
 
 def _brokers(image: Image) -> dict[str, Any]:
