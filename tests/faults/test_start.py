@@ -35,12 +35,21 @@ def refused(*arguments: str) -> str:
     return said[0]
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+@proves("U1", "U6")
+@pytest.mark.parametrize(
+    ("flag", "option"),
+    [
+        ("--listen {}", "--listen"),
+        ("--listen 127.0.0.1:0 --http {}", "--http"),
+        ("--listen 127.0.0.1:0 --set replication.listen={}", "--set replication.listen=HOST:PORT"),
+    ],
+)
+def test_a_port_in_use_is_named_with_the_flag_that_chooses_another(tmp_path: Path, flag: str, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = refused("--data", str(tmp_path / "data"), "--listen", address)
-    assert address in line
-    assert "in use" in line
+        line = refused("--data", str(tmp_path / "data"), *flag.format(address).split())
+    advice = f"stop what uses it or choose another with {option}"
+    assert line == f"headrace: cannot listen on {address}: the port is in use; {advice}"
 
 
 def test_a_data_folder_in_use(fresh_broker: Callable[..., Broker]) -> None:

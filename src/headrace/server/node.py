@@ -27,7 +27,7 @@ from headrace.ports.clock import Timer
 from headrace.ports.network import Address
 from headrace.server import process
 from headrace.server.archive_progress import ArchivedOffsets
-from headrace.server.process import OwnedTasks
+from headrace.server.process import Ending, OwnedTasks
 from headrace.settings.values import BrokerSettings
 from headrace.storage.log import TICK_SECONDS, TopicPartition
 from headrace.system import descriptors
@@ -145,7 +145,11 @@ class Node:
             partitions=participant.partitions,
             key_indexes=self.front_end.key_indexes,
             image=lambda: participant.view.image,
+            topics=participant.topics,
+            configs=participant.configs,
+            effective_settings=participant.effective_settings,
             ensure_topic=self.front_end.services.auto_topic_creation.ensure,
+            groups=self.front_end.groups,
             group_lags=lambda: self.front_end.groups.lags(self._end_offset),
             closed_groups=lambda: self.front_end.group_partitions.closed(),
             ready=self._why_not_ready,
@@ -192,10 +196,13 @@ class Node:
         if self.http is not None:
             self.http.close_idle()
 
-    async def stop(self) -> None:
+    async def stop(self) -> Ending:
         """Take down what has been built, in reverse; safe at any point of a start that failed."""
         await self.participant.leave()
         await self._built.aclose()
+        logs = self.participant.closed_logs
+        undone = "" if logs.clean else f"not all logs could be marked as whole; {process.RECOVERED}"
+        return Ending(f"{logs.count} partition{'s' * (logs.count != 1)} closed", undone)
 
     def listening(self) -> list[str]:
         http = None if self.http is None else self.http.address

@@ -172,7 +172,7 @@ class Registry:
             self._metrics.collect(routes.samples)
             http_services = self._http_services(services)
             self._http = HttpServer(
-                self._network, address, http_services, allowed.http_connections, routes=routes.routes()
+                self._network, address, http_services, allowed.http_connections, routes=routes.routes
             )
             self._built.callback(self._http.close)
             self._http.start()
@@ -188,7 +188,11 @@ class Registry:
             partitions=self._partitions,
             key_indexes=services.key_indexes,
             image=lambda: self._advertised.image,
+            topics=services.topics,
+            configs=services.configs,
+            effective_settings=services.effective_settings,
             ensure_topic=services.auto_topic_creation.ensure,
+            groups=services.groups,
             group_lags=lambda: (),
             ready=lambda: None,
             spawn=self._background.spawn,
@@ -199,8 +203,9 @@ class Registry:
         if self._http is not None:
             self._http.close_idle()
 
-    async def stop(self) -> None:
+    async def stop(self) -> process.Ending:
         await self._built.aclose()
+        return process.Ending("connections closed")
 
     def listening(self) -> list[str]:
         return process.where(self._server.addresses, None if self._http is None else self._http.address)
