@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_told_at_once(broker: Broker) -> None:
     told(ValueError, "has no time zone", start=datetime.datetime(2024, 1, 1))
     told(ValueError, "'first'", start="first")
     told(OffsetOutOfRange, f"{topic}-0: start 9 is after the end, 5", start=9)
-    told(NoBroker, "no broker answers", bootstrap="127.0.0.1:1")
+    told(NoBroker, "no broker answers", bootstrap="127.0.0.1:1", timeout_ms=100)
 
 
 def test_an_error_in_the_middle_keeps_its_kind(broker: Broker) -> None:

@@ -186,11 +186,11 @@ def test_results_as_table_json_and_csv(spark: SparkSession, capsys: pytest.Captu
     frame = spark.sql("select 1 as a, 'x y' as b, named_struct('c', array(1, 2)) as s, cast(null as int) as n, 2 as a")
     show_rows(frame, 10)
     assert capsys.readouterr().out.split() == [
-        "A",
-        "B",
-        "S",
-        "N",
-        "A_2",
+        "a",
+        "b",
+        "s",
+        "n",
+        "a_2",
         "1",
         "x",
         "y",
@@ -206,7 +206,7 @@ def test_results_as_table_json_and_csv(spark: SparkSession, capsys: pytest.Captu
     assert capsys.readouterr().out == 'b,s,n\nx y,"{""c"": [1, 2]}",\n'
     show_rows(spark.range(5), 2)
     shown = capsys.readouterr()
-    assert shown.out.split() == ["ID", "0", "1"]
+    assert shown.out.split() == ["id", "0", "1"]
     assert "--limit 0" in shown.err
 
 

@@ -174,14 +174,15 @@ def test_workers_import_pyspark_from_where_it_is_installed(spark: SparkSession) 
 def test_a_start_leaves_the_environment_as_it_was(spark: SparkSession) -> None:
     """A later session on a cluster, and children, are to choose their own."""
     assert Path(spark.sparkContext.pythonExec).parent.name.startswith("headrace-spark-")
-    assert not {"PYSPARK_PYTHON", "SPARK_LOCAL_IP"} & os.environ.keys()
+    assert os.environ.get("PYSPARK_PYTHON", sys.executable) == sys.executable
+    assert "SPARK_LOCAL_IP" not in os.environ
 
 
-def test_what_the_environment_names_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_changed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/mine")
     monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
-    with session._unless_set({"PYSPARK_PYTHON": "/other", "SPARK_LOCAL_IP": "127.0.0.1"}):
-        assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == ("/mine", "127.0.0.1")
+    with session._environment({"PYSPARK_PYTHON": "/other", "SPARK_LOCAL_IP": "127.0.0.1"}):
+        assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == ("/other", "127.0.0.1")
     assert os.environ["PYSPARK_PYTHON"] == "/mine"
     assert "SPARK_LOCAL_IP" not in os.environ
 

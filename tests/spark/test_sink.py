@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from brokers import Broker
-from headrace.client.errors import BrokerUnreachable
+from headrace.client.errors import NoBroker
 from headrace.spark import sink
 from spark.confluent_rows import create_topic, rows_of
 
@@ -142,5 +142,5 @@ def test_a_task_waits_for_a_broker_that_restarts(fresh_broker: Callable[..., Bro
         assert written.result(60).rows == 2
     assert [row[4] for row in rows_of(broker, topic)] == [b"a", b"b"]
     broker.kill()
-    with pytest.raises(BrokerUnreachable):
+    with pytest.raises(NoBroker, match="tried for"):
         sink.write(sink.parse({"bootstrap": broker.bootstrap, "topic": topic, "timeout": "200ms"}), iter([rows]))

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.cluster import Cluster, Retry
 from headrace.spark import loss, plan
 from headrace.spark.loss import DataLoss
 from headrace.spark.options import Topics
@@ -17,7 +17,7 @@ from headrace.spark.screen import Quiet
 from headrace.spark.stream import share
 from proving import proves
 
-NOBODY = Cluster("127.0.0.1:1")
+NOBODY = Cluster("127.0.0.1:1", retry=Retry(within_ms=0))
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 FOUND = TopicsFound({"a": "1a", "b": "1b"}, (A0, A1, B0))
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.fetch import Span, list_offsets, offsets_at, record_sets
+from headrace.client.connection.tls import Tls
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import BATCH_ROWS, DEFAULT_COLUMNS, TYPES, Decoder, schema
@@ -28,28 +29,36 @@ def read(
     columns: Sequence[str] = DEFAULT_COLUMNS,
     batch_rows: int = BATCH_ROWS,
     timeout_ms: int = 30_000,
+    tls: Tls = None,
 ) -> pa.RecordBatchReader:
     """Records from `start` up to but not `end`, partition after partition, as batches of at most `batch_rows` rows.
 
     Both bounds are found when this is called; records come as the reader is read, of the topic that it was then: one
     that was made anew under its name meanwhile is an error. Offsets by partition choose the
     partitions that they name, unless `partitions` does. `columns` may name any of `headrace.records.arrow.TYPES`, such
-    as `headers` or `digest`.
+    as `headers` or `digest`. `tls` is a consumer's.
     """
     unknown = [name for name in columns if name not in TYPES]
     if unknown:
         raise ValueError(f"there is no column {', '.join(map(repr, unknown))}; there are {', '.join(TYPES)}")
-    with Cluster(bootstrap, timeout_ms=timeout_ms) as cluster:
+    retry = Retry(within_ms=timeout_ms)
+    with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls) as cluster:
         spans = _spans(cluster, topic, _chosen(cluster, topic, partitions, start, end), start, end)
 
     def rows() -> Iterator[pa.RecordBatch]:
-        with Cluster(bootstrap, timeout_ms=timeout_ms) as cluster:
+        with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls) as cluster:
             for span in spans:
-                decoder = Decoder(topic, span.partition, columns, batch_rows=batch_rows)
-                for records in record_sets(cluster, span):
-                    yield from decoder.decode(records, span.first_offset, span.next_offset)
+                yield from read_span(cluster, span, columns, batch_rows)
 
     return pa.RecordBatchReader.from_batches(schema(columns), rows())
+
+
+def read_span(
+    cluster: Cluster, span: Span, columns: Sequence[str] = DEFAULT_COLUMNS, batch_rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    decoder = Decoder(span.topic, span.partition, columns, batch_rows=batch_rows)
+    for records in record_sets(cluster, span):
+        yield from decoder.decode(records, span.first_offset, span.next_offset)
 
 
 def _chosen(cluster: Cluster, topic: str, partitions: Iterable[int] | None, start: Bound, end: Bound) -> list[int]:

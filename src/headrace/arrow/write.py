@@ -21,6 +21,7 @@ import pyarrow as pa
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.produce import ACKS_ALL, ACKS_NONE, Produced, ProducerId, init_producer_id, produce
+from headrace.client.connection.tls import Tls
 from headrace.client.errors import Refusal
 from headrace.client.producer.request import Outgoing
 from headrace.errors import ErrorCode, HeadraceError
@@ -69,12 +70,13 @@ class Writer:
         codec: Codec = Codec.NONE,
         batch_bytes: int = BATCH_BYTES,
         timeout_ms: int = 30_000,
-        patient: bool = False,
         cluster: Cluster | None = None,
+        tls: Tls = None,
     ) -> None:
-        """`patient` waits also for the first answer of a broker, where its address is known to be right.
+        """A broker that does not answer yet is waited for, as long as `timeout_ms`.
 
-        A `cluster` that is given instead of its address belongs to the writer from then on.
+        A `cluster` that is given instead of its address belongs to the writer from then on. `tls` is a
+        producer's.
         """
         self._topic = topic
         self._acks = acks
@@ -82,9 +84,8 @@ class Writer:
         self._batch_bytes = batch_bytes
         self._timeout_ms = timeout_ms
         retry = Retry(within_ms=timeout_ms)
-        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry) if cluster is None else cluster
-        if patient:
-            self._cluster.reach()
+        self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls) if cluster is None else cluster
+        self._cluster.reach()
         self._partition_count = len(self._cluster.topic(topic, create=True).partitions)
         # All that follows with the cluster happens in this one thread, round after round.
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"writer of {topic}")
@@ -213,13 +214,17 @@ class Pending:
 
 
 def write(
-    topic: str, rows: pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch], *, bootstrap: str = DEFAULT_BOOTSTRAP
+    topic: str,
+    rows: pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch],
+    *,
+    bootstrap: str = DEFAULT_BOOTSTRAP,
+    tls: Tls = None,
 ) -> int:
     """Send rows, a table or a stream of batches; how many were acknowledged, which is all of them."""
     batches = [rows] if isinstance(rows, pa.RecordBatch | pa.Table) else rows
     count = 0
     before: Pending | None = None
-    with Writer(topic, bootstrap=bootstrap) as writer:
+    with Writer(topic, bootstrap=bootstrap, tls=tls) as writer:
         for each in batches:
             pending = writer.submit(each)
             count += len(before.result()) if before is not None else 0

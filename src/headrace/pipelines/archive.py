@@ -125,7 +125,7 @@ def run(spark: SparkSession, options: ArchiveOptions, progress: Progress | None 
 
 
 def _cluster(options: ArchiveOptions) -> Cluster:
-    return Cluster(options.bootstrap, retry=Retry(within_ms=BROKER_TIMEOUT_MS))
+    return Cluster(options.bootstrap, retry=Retry(within_ms=BROKER_TIMEOUT_MS, first_contact_ms=0))
 
 
 def _schema(spark: SparkSession, options: ArchiveOptions) -> StructType | None:
@@ -181,7 +181,7 @@ def _starts(
 
 
 def _rows(spark: SparkSession, options: ArchiveOptions, schema: StructType | None, starts: Offsets) -> DataFrame:
-    session.register(spark, HeadraceSource)
+    session.register_source(spark, HeadraceSource)
     subscribed = {"subscribePattern": options.pattern} if options.pattern else {"subscribe": ",".join(options.topics)}
     rows = (
         spark.readStream.format("headrace")
@@ -203,7 +203,7 @@ def _rows(spark: SparkSession, options: ArchiveOptions, schema: StructType | Non
 
 def _start(rows: DataFrame, options: ArchiveOptions, query: Query) -> StreamingQuery:
     if options.format == "delta":
-        session.register(rows.sparkSession, ArchiveSink)
+        session.register_source(rows.sparkSession, ArchiveSink)
         writer = rows.writeStream.format(FORMAT).option("path", str(options.folder)).option("query", query.name)
     else:
         dated = rows.withColumn("date", F.to_date("timestamp"))
@@ -246,9 +246,8 @@ class _Followed:
         if fresh:
             self._remember()
             self._commit(patient=False)
-        self._progress.say(
-            f"archived {self.records:,} records, {rate(self.records, self.elapsed_s)}, {self.lag:,} to go"
-        )
+        left = f"{self.lag:,} to go" if self.ends else "the first batch is under way"
+        self._progress.say(f"archived {self.records:,} records, {rate(self.records, self.elapsed_s)}, {left}")
 
     def _remember(self) -> None:
         """Topics that have come since the start, by a pattern. Until then the checkpoint has their ids."""

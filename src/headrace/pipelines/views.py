@@ -29,7 +29,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.fetch import Span, list_offsets, record_sets
 from headrace.client.connection.metadata import Topic
 from headrace.client.fetch_requests import EARLIEST, LATEST
@@ -49,6 +49,8 @@ SAMPLE_SET_BYTES: Final = 1 << 20
 # A statement that names more topics than this is taken for a mistake.
 VIEWS_MAX: Final = 1000
 NEAR_NAMES_MAX: Final = 3
+_AT_ONCE: Final = Retry(first_contact_ms=0)
+"""Who types a statement hears at once that there is no broker."""
 _NOT_FOUND: Final = "TABLE_OR_VIEW_NOT_FOUND"
 _PART: Final = re.compile("`((?:[^`]|``)*)`")
 _SOURCE_COLUMNS: Final = "key,value,partition,offset,timestamp,headers"
@@ -79,7 +81,7 @@ class Views:
         archived: Archived | None = None,
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
-        session.register(spark, HeadraceSource)
+        session.register_source(spark, HeadraceSource)
         self.spark = spark
         self.bootstrap = bootstrap
         self.declared = dict(declared or {})
@@ -106,7 +108,7 @@ class Views:
             return {table.name for table in self.spark.catalog.listTables() if table.isTemporary}
 
     def topics(self, *, internal: bool = False) -> dict[str, Topic]:
-        with Cluster(self.bootstrap) as cluster:
+        with Cluster(self.bootstrap, retry=_AT_ONCE) as cluster:
             found = cluster.retry(cluster.topology).topics
         return {name: topic for name, topic in sorted(found.items()) if internal or not topic.is_internal}
 
@@ -195,7 +197,7 @@ class Views:
                 raise OperatorError(f"the schema given for topic {topic} is not one: write such as 'a int, b string'")
             return given
         if topic not in self.sampled:
-            with Cluster(self.bootstrap) as cluster:
+            with Cluster(self.bootstrap, retry=_AT_ONCE) as cluster:
                 values = sample(cluster, topic, self._sample_records)
             schema = infer(self.spark, values)
             self._told(

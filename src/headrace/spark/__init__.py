@@ -2,23 +2,32 @@
 
     from headrace.spark import start
 
-Sources and sinks are found by Spark itself, as the formats `headrace` and `headrace-log`. What starts a session is
-imported when it is first used, so that Spark's workers do not pay for it.
+    spark = start()
+    orders = spark.read.format("headrace").option("subscribe", "orders").load()
+
+Sources and sinks are found by Spark itself, as the formats `headrace` and `headrace-log`, if it looks for them with a
+Python that has this package. To import this before the first session sees to that (`PYSPARK_PYTHON` is set, unless it
+is set already); `register` tells of them to a session that is there. What starts a session is imported when it is first
+used, so that Spark's workers do not pay for it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from headrace.spark.session import start
+from headrace.spark.interpreter import name_this_python
 
-__all__ = ["start"]
+if TYPE_CHECKING:
+    from headrace.spark.session import register, start
+
+__all__ = ["register", "start"]
+
+name_this_python()
 
 
 def __getattr__(name: str) -> Any:
-    if name != "start":
+    if name not in __all__:
         raise AttributeError(f"module 'headrace.spark' has no attribute {name!r}")
-    from headrace.spark.session import start
+    from headrace.spark import session
 
-    return start
+    return getattr(session, name)

@@ -34,7 +34,7 @@ def cluster_at(bootstrap: str, timeout_ms: int, *, patient: bool = False) -> Ite
             bootstrap,
             client_id="headrace-spark",
             timeout_ms=min(timeout_ms, ANSWER_MAX_MS),
-            retry=Retry(within_ms=timeout_ms),
+            retry=Retry(within_ms=timeout_ms, first_contact_ms=timeout_ms if patient else 0),
         )
         if patient:
             cluster.reach()

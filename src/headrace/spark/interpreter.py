@@ -1,4 +1,9 @@
-"""The Python that Spark starts its workers with, without the archive of PySpark on its path.
+"""The Python that Spark starts its workers with: this one, and without the archive of PySpark on its path.
+
+Left to itself Spark takes the `python3` of the PATH: to look for formats such as ours, to plan reads and for the tasks.
+In a virtual environment that is not activated that is another Python, which has neither this package nor what it needs.
+The JVM has its choice from the environment it was started in, and keeps it. So an import of `headrace.spark` names this
+Python in `PYSPARK_PYTHON`, unless the user has named one, or `python3` is this one already.
 
 Spark puts `python/lib/pyspark.zip` before all else on the path of its workers. The archive has no bytecode: every
 worker compiles PySpark anew, more than a second of processor time, and two such processes plan each query. The package
@@ -11,9 +16,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Final
+
+VARIABLE: Final = "PYSPARK_PYTHON"
+DEFAULT: Final = "python3"
+"""What PySpark and the JVM start where the environment names nothing."""
 
 _PROGRAM: Final = """\
 #!/bin/sh
@@ -31,6 +41,20 @@ unset IFS
 export PYTHONPATH="$kept"
 exec {python} "$@"
 """
+
+
+def name_this_python() -> None:
+    """In the environment, for a JVM that is started later."""
+    if VARIABLE not in os.environ and sys.executable and not is_default():
+        os.environ[VARIABLE] = sys.executable
+
+
+def is_default() -> bool:
+    """Whether `python3` is this Python. Folders are compared: the programs of two environments are links to one."""
+    found = shutil.which(DEFAULT)
+    return found is not None and os.path.realpath(os.path.dirname(found)) == os.path.realpath(
+        os.path.dirname(sys.executable)
+    )
 
 
 def worker_python(folder: Path) -> str:

@@ -18,6 +18,7 @@ from headrace.client.connection.connections import parse_bootstrap
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import SettingError
 from headrace.records.arrow import DEFAULT_COLUMNS, TYPES
+from headrace.settings.quantities import parse_duration_ms
 
 T = TypeVar("T")
 
@@ -215,11 +216,10 @@ def duration_ms(given: Mapping[str, str], name: str, default_ms: int) -> int:
     text = given.get(name.lower())
     if text is None:
         return default_ms
-    found = re.fullmatch(r"\s*(\d+)\s*(ms|s|m|min|h|d)?\s*", text.lower())
-    if not found:
-        raise SettingError(f"option {name}={text!r} is not a time; write such as 15m, 10s or 500ms")
-    unit_ms = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-    return int(found[1]) * unit_ms[found[2] or "ms"]
+    try:
+        return parse_duration_ms(text.lower())
+    except ValueError:
+        raise SettingError(f"option {name}={text!r} is not a time; write such as 15m, 10s or 500ms") from None
 
 
 def _topics(given: Mapping[str, str]) -> Topics:

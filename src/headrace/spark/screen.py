@@ -2,6 +2,8 @@
 
 One is the warning of every start of Spark 4 about incubator modules, which no option silences. The other is the
 traceback of a worker whose rows were no longer wanted, as after every LIMIT and every show().
+
+And what a person waits for before the first row, which takes seconds: a line on a terminal, and nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import os
 import re
 import select
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 STDERR: Final = 2
 HELD_FOR_S: Final = 3.0
+COUNTED_S: Final = 0.5
+CLEAR_LINE: Final = "\r\x1b[2K"
 
 _NOISE: Final = tuple(
     tuple(re.compile(line) for line in lines)
@@ -31,6 +36,36 @@ _NOISE: Final = tuple(
 )
 
 _OF_PROGRAM: Final = re.compile(rb"    ")
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say what is waited for and since when, if standard error is a terminal; the line goes when the wait is over."""
+    if not os.isatty(STDERR):
+        yield
+        return
+    # Others' output is filtered meanwhile, and held back: this has a way of its own to the terminal.
+    screen, over = os.dup(STDERR), threading.Event()
+    counting = threading.Thread(target=_count, args=(screen, what, over), name="spark-waiting", daemon=True)
+    counting.start()
+    try:
+        yield
+    finally:
+        over.set()
+        counting.join()
+        os.close(screen)
+
+
+def _count(screen: int, what: str, over: threading.Event) -> None:
+    began = time.monotonic()
+    with suppress(OSError):
+        while True:
+            since = f" ({time.monotonic() - began:.0f} s)"
+            most = (os.get_terminal_size(screen).columns or len(what) + len(since) + 1) - 1
+            os.write(screen, f"{CLEAR_LINE}{what[: max(most - len(since), 0)]}{since}".encode())
+            if over.wait(COUNTED_S):
+                break
+        os.write(screen, CLEAR_LINE.encode())
 
 
 @contextmanager

@@ -4,9 +4,9 @@ On a cluster (`spark://...`, `yarn`, ...) the executors need this package too: `
 every machine, or an archive of it named in the setting `spark.submit.pyFiles` (what `spark-submit --py-files` sets).
 The archive has to hold `headrace`, `pyspark_headrace` and `pyspark_headrace_log`, and the machines what they import
 (pyarrow, crc32c, kio, lz4, cramjam). Spark itself looks for formats only where packages are installed; `start` tells it
-of those in an archive. `PYSPARK_PYTHON` names the executors' Python; else it is this one. PySpark takes it from the
-environment alone, which is changed only while a session starts. The JVM keeps what it was started with, though, as long
-as the process lives: one process should not have a local session first and then one on a cluster.
+of those in an archive. `PYSPARK_PYTHON` names the executors' Python; else it is this one. PySpark and the JVM take it
+from the environment alone (`headrace.spark.interpreter`). The JVM keeps what it was started with as long as the process
+lives: one process should not have a local session first and then one on a cluster.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import OperatorError
-from headrace.spark.interpreter import worker_python
-from headrace.spark.screen import without_noise
+from headrace.spark.interpreter import DEFAULT, VARIABLE, is_default, worker_python
+from headrace.spark.screen import waiting, without_noise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,17 +72,18 @@ _INSTALL_JAVA: Final = (
 )
 
 
-def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """The session of this process, made if there is none. `local[N]` becomes `local[N,3]`: tasks are retried.
+def start(name: str = "headrace", master: str = "local[*]", settings: Mapping[str, str] | None = None) -> SparkSession:
+    """The session of this process, made if there is none, with the formats of this package.
 
-    OperatorError says what is missing: PySpark, a Spark that is new enough, Java.
+    `local[N]` becomes `local[N,3]`: tasks are retried. Workers run the Python that runs here, unless the environment
+    has `PYSPARK_PYTHON`. OperatorError says what is missing: PySpark, a Spark that is new enough, Java.
     """
     check_spark()
+    import pyspark
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession() is not None
-    if not running:
-        check_java()
+    java = "" if running else check_java()
     local = master.startswith("local")
     own = _own_folder() if local and not running else None
     builder = SparkSession.builder.appName(name).master(_retrying(master))
@@ -94,10 +95,13 @@ def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | Non
         builder = builder.config(key, value)
     if running:
         return _with_formats(builder.getOrCreate())
-    environment = {"PYSPARK_PYTHON": worker_python(own) if own else sys.executable}
+    environment = {VARIABLE: os.environ.get(VARIABLE, sys.executable)}
+    if own and environment[VARIABLE] == sys.executable:
+        environment[VARIABLE] = worker_python(own)
     if local:
-        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-    with _quiet_log() as options, without_noise(), _unless_set(environment):
+        environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    what = f"starting Spark {pyspark.__version__} ({java}), {master}"
+    with _quiet_log() as options, waiting(what), without_noise(), _environment(environment):
         given = chosen.get("spark.driver.extraJavaOptions", "")
         session = builder.config("spark.driver.extraJavaOptions", f"{options} {given}".strip()).getOrCreate()
     _check_version(session.version, "the Spark that SPARK_HOME or the master brings")
@@ -105,15 +109,18 @@ def start(name: str, master: str = "local[*]", settings: Mapping[str, str] | Non
 
 
 @contextmanager
-def _unless_set(variables: Mapping[str, str]) -> Iterator[None]:
-    """The environment with these variables, where it has none of that name."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables are set meanwhile, and afterwards as they were."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _own_folder() -> Path:
@@ -137,24 +144,46 @@ def _leave(folder: Path) -> None:
 
 def _with_formats(session: SparkSession) -> SparkSession:
     """Spark finds formats by itself where this package is installed, and that costs a process: not before it has to."""
-    if Path(__file__).is_file():
-        return session
-    from headrace.spark.log_source import LogDataSource
-    from headrace.spark.source import HeadraceSource
-
-    register(session, HeadraceSource)
-    register(session, LogDataSource)
+    if not Path(__file__).is_file() or _looks_elsewhere(session):
+        register(session)
     return session
 
 
-def register(spark: SparkSession, source: type[DataSource]) -> None:
+def _looks_elsewhere(spark: SparkSession) -> bool:
+    """Whether its JVM was started without a word about Python, so that it looks for formats with another one."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None, "a session has a JVM"
+    named = jvm.System.getenv
+    return not (named("PYSPARK_DRIVER_PYTHON") or named(VARIABLE) or is_default())
+
+
+def register(spark: SparkSession) -> None:
+    """Tell a session of the formats `headrace` and `headrace-log`.
+
+    For a session that was there before `headrace.spark` was imported: Spark looks for formats with the Python that its
+    JVM was started with. A local session's workers run this Python from then on if `PYSPARK_PYTHON` had named none.
+    """
+    from headrace.spark.log_source import LogDataSource
+    from headrace.spark.source import HeadraceSource
+
+    context = spark.sparkContext
+    if (context.master or "").startswith("local") and context.pythonExec == DEFAULT and not is_default():
+        context.pythonExec = sys.executable
+    register_source(spark, HeadraceSource)
+    register_source(spark, LogDataSource)
+
+
+def register_source(spark: SparkSession, source: type[DataSource]) -> None:
     """Tell the session of a format by its class: then Spark need not search the path for its name, which costs a
     process."""
     from pyspark.errors import AnalysisException
 
-    # It may have been found already, and then it cannot be told again.
-    with suppress(AnalysisException):
+    try:
         spark.dataSource.register(source)
+    except AnalysisException as error:
+        # Spark has found it by itself, and then it cannot be told again.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def check_spark() -> None:
@@ -174,7 +203,8 @@ def _check_version(version: str, which: str) -> None:
         )
 
 
-def check_java() -> None:
+def check_java() -> str:
+    """Which Java Spark will run on, as `Java 17 at /usr/bin/java`."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
@@ -194,6 +224,7 @@ def check_java() -> None:
         raise OperatorError(f"{java} does not tell its version ({first}): {_INSTALL_JAVA}")
     if int(version[1]) < LEAST_JAVA:
         raise OperatorError(f"{java} is Java {version[1]}, too old for Spark: {_INSTALL_JAVA}")
+    return f"Java {version[1]} at {java}"
 
 
 @contextmanager

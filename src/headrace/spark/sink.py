@@ -136,7 +136,7 @@ def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
 
 def _writer(chosen: SinkOptions, topic: str) -> Writer:
     # The address was right when the query was planned.
-    return Writer(topic, bootstrap=chosen.bootstrap, codec=chosen.codec, timeout_ms=chosen.timeout_ms, patient=True)
+    return Writer(topic, bootstrap=chosen.bootstrap, codec=chosen.codec, timeout_ms=chosen.timeout_ms)
 
 
 def _by_topic(rows: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.RecordBatch]]:

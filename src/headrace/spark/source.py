@@ -92,7 +92,7 @@ def _hint() -> None:
     if os.environ.get("PYTHON_UNIX_DOMAIN_ENABLED", "").lower() != "true" and not _hinted:
         _hinted.append(True)
         settings = ", ".join(f"{key}={value}" for key, value in SETTINGS.items() if "arrow.max" in key or "unix" in key)
-        log.warning("headrace: Spark is faster with %s; headrace.spark.session.start sets them", settings)
+        log.warning("headrace: Spark is faster with %s; headrace.spark.start sets them", settings)
 
 
 def _filters_follow() -> bool:
