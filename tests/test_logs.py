@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from headrace import logs
+from proving import proves
 
 Setup = Callable[[str, str], io.StringIO]
 
@@ -160,3 +163,41 @@ def test_templates_without_end_do_not_fill_the_memory() -> None:
     for n in range(3 * logs.TEMPLATES_MAX):
         limited.say(f"a message made by hand {n}")
     assert len(limited.handler._windows) <= logs.TEMPLATES_MAX
+
+
+@proves("U6")
+def test_a_line_for_the_journal_has_a_priority_and_no_time(setup: Setup) -> None:
+    stream = setup("journal", "debug")
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+        log.log(level, "said at %d", level, extra={"api": "Produce"})
+    assert stream.getvalue().splitlines() == [
+        f"<{priority}>kafka.connection: said at {level} api=Produce"
+        for priority, level in ((7, 10), (6, 20), (4, 30), (3, 40), (2, 50))
+    ]
+
+
+@proves("U6")
+def test_each_line_of_a_traceback_has_the_priority_of_its_event(setup: Setup) -> None:
+    stream = setup("journal", "info")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        log.exception("it failed")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "<3>kafka.connection: it failed"
+    assert lines[-1] == "<3>    ValueError: why"
+    assert all(line.startswith("<3>") for line in lines)
+
+
+@proves("U6")
+def test_only_the_stream_that_systemd_has_connected_is_the_journal(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "journal").open("w") as journal, (tmp_path / "redirected").open("w") as redirected:
+        found = os.fstat(journal.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+        for stream in (journal, redirected):
+            logs.setup("auto", "info", stream)
+            log.warning("said")
+    assert (tmp_path / "journal").read_text() == "<4>kafka.connection: said\n"
+    assert (tmp_path / "redirected").read_text().endswith(" warning kafka.connection: said\n")

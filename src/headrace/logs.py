@@ -1,9 +1,12 @@
 """The broker's own log: one line per event on standard error, for people or as JSON, never a flood.
 
-    text  2026-03-01 12:00:00.123 warning kafka.connection: closing the connection from 10.0.0.7:4711: ... api=Produce
-    json  {"time":"2026-03-01T11:00:00.123Z","level":"warning","logger":"headrace.kafka.connection","message":"...",...}
+    text     2026-03-01 12:00:00.123 warning kafka.connection: closing the connection from 10.0.0.7:4711: ... api=Fetch
+    json     {"time":"2026-03-01T11:00:00.123Z","level":"warning","logger":"headrace.kafka.connection","message":"...",}
+    journal  <4>kafka.connection: closing the connection from 10.0.0.7:4711: ... api=Produce
 
-Text has the local time, JSON has UTC; what is given as `extra` becomes fields of their own. A stranger's bytes in a
+Text has the local time, JSON has UTC; for systemd's journal, which has times of its own, the level stands in front as
+sd-daemon(3) wants it, of each line. `auto` is `journal` where standard error goes there, and `text` elsewhere. What is
+given as `extra` becomes fields of their own. A stranger's bytes in a
 message cannot begin a new line. Of messages with one origin and one template only so many are written in a minute; how
 many more there were is said once, when the minute is over and something is written again, or at the end.
 """
@@ -12,10 +15,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
@@ -25,14 +29,20 @@ TEMPLATES_MAX: Final = 1000
 MESSAGE_CHARACTERS_MAX: Final = 4000
 OWN_PREFIX: Final = "headrace."
 
+DEBUG_PRIORITY: Final = 7
+_PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""From which level on a line has which priority of syslog(3)."""
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 
 
 def setup(format: str, level: str, stream: TextIO | None = None) -> logging.Handler:
     """Send everything that is logged in this process to the stream (standard error); replaces an earlier setup."""
-    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    handler.setFormatter(JsonLines() if format == "json" else TextLines())
+    target = sys.stderr if stream is None else stream
+    if format == "auto":
+        format = "journal" if goes_to_journal(target) else "text"
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(_FORMATTERS[format]())
     limited = LimitedHandler(handler)
     root = logging.getLogger()
     for old in root.handlers[:]:
@@ -42,6 +52,15 @@ def setup(format: str, level: str, stream: TextIO | None = None) -> logging.Hand
     root.addHandler(limited)
     root.setLevel(level.upper())
     return limited
+
+
+def goes_to_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+    """systemd names the device and the inode that it has connected; what was redirected since then has others."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # a stream in memory
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
@@ -61,13 +80,22 @@ def _message(record: logging.LogRecord) -> str:
 class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        return f"{moment}.{int(record.msecs):03d} {record.levelname.lower()} {self.event(record)}"
+
+    def event(self, record: logging.LogRecord) -> str:
+        """Who says what."""
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
         text = (_message(record) + fields).translate(_CONTROLS)
-        name = record.name.removeprefix(OWN_PREFIX)
-        line = f"{moment}.{int(record.msecs):03d} {record.levelname.lower()} {name}: {text}"
+        line = f"{record.name.removeprefix(OWN_PREFIX)}: {text}"
         if record.exc_info:
             line += "\n    " + self.formatException(record.exc_info).replace("\n", "\n    ")
         return line
+
+
+class JournalLines(TextLines):
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next((number for least, number in _PRIORITIES if record.levelno >= least), DEBUG_PRIORITY)
+        return "\n".join(f"<{priority}>{line}" for line in self.event(record).split("\n"))
 
 
 class JsonLines(logging.Formatter):
@@ -84,6 +112,13 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, separators=(",", ":"))
+
+
+_FORMATTERS: Final[Mapping[str, type[logging.Formatter]]] = {
+    "text": TextLines,
+    "json": JsonLines,
+    "journal": JournalLines,
+}
 
 
 class _Window:

@@ -1,7 +1,11 @@
-"""What the broker counts: plain integers that the hot path adds to, and a histogram of latencies per API.
+"""What the broker counts: plain integers that the hot path adds to, and a histogram of latencies per API; and the table
+of metric families, by which they are told.
 
 Nothing is formatted here; the HTTP port renders it. Gauges that are cheaper to compute than to keep (log sizes, group
 lag) come from collectors that run when somebody asks.
+
+Names follow Prometheus' conventions: base units last, `_total` for what only rises. docs/METRICS.md is made from the
+table.
 """
 
 from __future__ import annotations
@@ -9,19 +13,123 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 LATENCY_BOUNDS_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric as Prometheus has it: its name, kind and help, and the names of its labels."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Family:
+    return Family(name, "gauge", meaning, labels)
+
+
+def _counter(name: str, meaning: str, *labels: str) -> Family:
+    return Family(name, "counter", meaning, labels)
+
+
+_OF = ("topic", "partition")
+
+BUILD_INFO: Final = _gauge("headrace_build_info", "1, with what runs here as labels.", "version", "broker", "cluster")
+READY: Final = _gauge("headrace_ready", "1 if requests can be served.")
+
+RECEIVED_BYTES: Final = _counter("headrace_received_bytes_total", "Bytes of requests.")
+SENT_BYTES: Final = _counter("headrace_sent_bytes_total", "Bytes of responses.")
+BATCHES: Final = _counter("headrace_batches_total", "Record batches taken from producers.")
+CONNECTIONS: Final = _gauge("headrace_connections", "Open connections.")
+CONNECTIONS_ACCEPTED: Final = _counter("headrace_connections_accepted_total", "Connections taken.")
+CONNECTIONS_REFUSED: Final = _counter("headrace_connections_refused_total", "Connections refused.")
+CONNECTIONS_HELD_BACK: Final = _gauge("headrace_connections_held_back", "Not read until they catch up.")
+HTTP_CONNECTIONS: Final = _gauge("headrace_http_connections", "Open HTTP connections.")
+PROTOCOL_ERRORS: Final = _counter("headrace_protocol_errors_total", "Requests that could not be read.")
+REQUEST_SECONDS: Final = Family(
+    "headrace_request_seconds", "histogram", "Time from a request to its answer, by API.", ("api",)
+)
+REQUEST_ERRORS: Final = _counter(
+    "headrace_request_errors_total", "Requests answered with an error, by API and code.", "api", "code"
+)
+SYNC_SECONDS: Final = Family("headrace_sync_seconds", "histogram", "Time of syncs to disk.")
+
+TOPIC_RECEIVED_BYTES: Final = _counter(
+    "headrace_topic_received_bytes_total", "Bytes of record batches taken from producers, as they are stored.", "topic"
+)
+TOPIC_RECEIVED_RECORDS: Final = _counter(
+    "headrace_topic_received_records_total", "Records taken from producers.", "topic"
+)
+TOPIC_SENT_BYTES: Final = _counter(
+    "headrace_topic_sent_bytes_total", "Bytes of record batches sent to consumers, other brokers not counted.", "topic"
+)
+TOPIC_SENT_RECORDS: Final = _counter(
+    "headrace_topic_sent_records_total",
+    "Records that consumers have read: counted when they ask for what comes next, by offsets.",
+    "topic",
+)
+
+PARTITIONS: Final = _gauge("headrace_partitions", "Partitions led here.")
+REPLICAS: Final = _gauge("headrace_replicas", "Partitions held here, led or followed.")
+UNDER_REPLICATED: Final = _gauge(
+    "headrace_under_replicated_partitions", "Partitions led here with fewer replicas in sync than they should have."
+)
+UNDER_MIN_IN_SYNC: Final = _gauge(
+    "headrace_under_min_in_sync_partitions", "Partitions led here that refuse acks=-1, as too few are in sync."
+)
+LEADERLESS: Final = _gauge(
+    "headrace_leaderless_partitions", "Partitions of the whole cluster that nobody leads, as this broker has heard."
+)
+PARTITION_REPLICAS: Final = _gauge(
+    "headrace_partition_replicas", "Replicas that a partition led here should have.", *_OF
+)
+IN_SYNC_REPLICAS: Final = _gauge("headrace_in_sync_replicas", "Replicas in sync, of a partition led here.", *_OF)
+LOG_BYTES: Final = _gauge("headrace_log_bytes", "Size of a partition's log.", *_OF)
+LOG_START_OFFSET: Final = _gauge("headrace_log_start_offset", "First offset of a log.", *_OF)
+LOG_END_OFFSET: Final = _gauge("headrace_log_end_offset", "Offset of the next record.", *_OF)
+HIGH_WATERMARK: Final = _gauge("headrace_high_watermark", "Offset up to which consumers read.", *_OF)
+DAMAGED_OFFSET: Final = _gauge(
+    "headrace_damaged_offset", "First offset of a replica that is known to be unreadable.", *_OF
+)
+LOG_OFFLINE: Final = _gauge("headrace_log_offline", "1 if the log has failed.", *_OF)
+HELD_BYTES: Final = _gauge("headrace_held_bytes", "Bytes that retention would delete, had they been archived.", *_OF)
+ARCHIVED_OFFSET: Final = _gauge("headrace_archived_offset", "Offset below which everything is archived.", *_OF)
+KEY_INDEX_BEHIND: Final = _gauge("headrace_key_index_behind", "Records that the key index does not have yet.", *_OF)
+KEY_INDEX_BYTES: Final = _gauge("headrace_key_index_bytes", "Size of a key index.", *_OF)
+
+GROUP_LAG: Final = _gauge("headrace_group_lag", "Records that a group has not committed.", "group", *_OF)
+GROUP_PARTITION_CLOSED: Final = _gauge(
+    "headrace_group_partition_closed",
+    "1 for a partition of __consumer_offsets whose groups are not answered, because it cannot be read.",
+    "partition",
+)
+
+RESIDENT_BYTES: Final = _gauge("process_resident_memory_bytes", "Resident memory.")
+CPU_SECONDS: Final = _counter("process_cpu_seconds_total", "Processor time, user and system.")
+START_TIME: Final = _gauge("process_start_time_seconds", "When the process began, in seconds since 1970.")
+OPEN_FDS: Final = _gauge("process_open_fds", "Open descriptors.")
+MAX_FDS: Final = _gauge("process_max_fds", "Most descriptors that may be open.")
+
+IMAGE_REVISION: Final = _gauge("headrace_image_revision", "Revision of etcd that a registry tells.")
+BROKERS: Final = _gauge("headrace_brokers", "Brokers that a registry tells of.")
+ETCD_SILENT_SECONDS: Final = _gauge("headrace_etcd_silent_seconds", "Time since etcd answered a registry.")
+
+FAMILIES: Final = tuple(value for value in list(globals().values()) if isinstance(value, Family))
+"""All there are, in the order of this table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number as Prometheus has it: name, kind, help, labels, value."""
+    """One number, with the values of its family's labels."""
 
-    name: str
-    kind: str
-    meaning: str
-    labels: tuple[tuple[str, str], ...]
+    family: Family
+    labels: tuple[str, ...]
     value: float
 
 
@@ -39,13 +147,25 @@ class Histogram:
         self.total_seconds += seconds * count
 
 
+class TopicTraffic:
+    """What producers have brought to a topic here, and what consumers took."""
+
+    __slots__ = ("batches_in", "bytes_in", "bytes_out", "records_in", "records_out")
+
+    def __init__(self) -> None:
+        self.batches_in = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.records_in = 0
+        self.records_out = 0
+
+
 class Metrics:
     def __init__(self) -> None:
         self.requests: dict[str, Histogram] = {}
         self.request_errors: dict[tuple[str, int], int] = {}
         self.bytes_in = 0
         self.bytes_out = 0
-        self.batches_in = 0
         self.connections_open = 0
         self.connections_accepted = 0
         self.connections_refused = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -11,6 +12,7 @@ from headrace.coordination.waits import pause
 from headrace.errors import CoordinationError
 from headrace.ports.coordination import CoordinationRefused
 from headrace.virtual.loop import VirtualLoop
+from proving import proves
 
 CALL_SECONDS = 8.0
 
@@ -53,6 +55,33 @@ def test_the_wait_has_an_end(wait_ms: int, asked: int) -> None:
     with pytest.raises(CoordinationError, match="nobody is there"):
         loop.run_until_complete(Patience(loop.clock, "etcd", wait_ms).answer(store.ask))
     assert store.asked == asked
+
+
+@proves("U1")
+def test_the_wait_ends_before_a_call_that_takes_longer() -> None:
+    loop = VirtualLoop()
+    store = Store(loop, 1000.0)
+    with pytest.raises(CoordinationError, match=r"no answer from etcd at a:1 within 1 s .*no answer yet"):
+        loop.run_until_complete(Patience(loop.clock, "etcd at a:1", 1000).answer(store.ask))
+    assert loop.clock.now() == 1.0
+    with pytest.raises(CoordinationError, match=r"within 20 s .*nobody is there"):
+        loop.run_until_complete(Patience(loop.clock, "etcd", 20_000).answer(store.ask))
+    assert loop.clock.now() == 21.0
+
+
+def test_a_start_that_is_called_off_ends_its_wait() -> None:
+    loop = VirtualLoop()
+    store = Store(loop, 1000.0)
+
+    async def call_off() -> None:
+        waiting = asyncio.ensure_future(Patience(loop.clock, "etcd", 5000).answer(store.ask))
+        await pause(loop.clock, 1.0)
+        waiting.cancel()
+        await waiting
+
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(call_off())
+    assert loop.clock.now() == 1.0
 
 
 def test_what_is_refused_is_not_waited_for() -> None:

@@ -6,7 +6,9 @@ mends a wrong password.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -45,7 +47,7 @@ class Patience:
         try:
             while True:
                 try:
-                    return await ask()
+                    return await self._ask_in_time(ask)
                 except CoordinationRefused:
                     raise
                 except CoordinationError as error:
@@ -55,6 +57,27 @@ class Patience:
                 await pause(self._clock, ASK_AGAIN_SECONDS)
         finally:
             self._timer.cancel()
+
+    async def _ask_in_time(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """One call has a limit of its own, which may be longer than the wait. Who asks only once leaves it at that."""
+        left_s = self._give_up - self._clock.now()
+        if math.isinf(left_s) or self._give_up == self._began:
+            return await ask()
+        asking = asyncio.ensure_future(ask())
+        timer = self._clock.call_later(max(left_s, ASK_AGAIN_SECONDS), lambda: _call_off(asking))
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            waited_s, self._give_up = self._give_up - self._began, self._clock.now()
+            raise CoordinationError(
+                f"no answer from {self._what} within {waited_s:g} s (coordination.wait.ms), last: "
+                f"{self._last}. Check that it runs there, and the settings coordination and etcd.tls"
+            ) from None
+        finally:
+            timer.cancel()
 
     @property
     def _over(self) -> bool:
@@ -66,3 +89,7 @@ class Patience:
             waited_s = self._clock.now() - self._began
             bound = f"{self._bound} (coordination.wait.ms)"
             log.warning("waiting for %s since %.0f s, %s: %s", self._what, waited_s, bound, self._last)
+
+
+def _call_off(asking: asyncio.Future[Answer]) -> None:
+    asking.cancel()

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from headrace.errors import HeadraceError, ProtocolError
 from headrace.partitions.partition import Appended, Partition
 from headrace.ports.network import Address, Channel, Part
+from headrace.storage.log import TopicPartition
 from headrace.wire.api import ALL_APIS, API_VERSIONS, KAFKA_APIS, PRODUCE
 from headrace.wire.codec import decode_request, encode_response, read_request_header, write_response
+from headrace.wire.foreign_protocol import HEAD_BYTES as FOREIGN_BYTES
+from headrace.wire.foreign_protocol import foreign_protocol
 from headrace.wire.message import Message
 from headrace.wire.produce import RequestTopic
 
@@ -134,6 +137,16 @@ LENGTH_BYTES: Final = 4
 JOINED_MAX_BYTES: Final = 64 << 10
 """Many small answers are cheaper to join than to send as a vector."""
 NOWHERE: Final = Address("", 0)
+FOREIGN: Final = {
+    # Anything that is not TLS lets every TLS client say that the port does not speak it.
+    "TLS": ("it speaks TLS", b"this port does not speak TLS\n"),
+    "HTTP": (
+        "it speaks HTTP",
+        b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+        b"this port speaks the protocol of Kafka; HTTP has a port of its own, the setting http.listen\n",
+    ),
+}
+"""By protocol: what is told in the log, and the answer."""
 
 
 class Connection:
@@ -167,6 +180,9 @@ class Connection:
         self._ready_bytes = 0
         """Of responses that are known and wait for earlier ones, or for the end of the turn."""
         self.lone_produces: list[LoneProduce] = []
+        self.fetched: dict[TopicPartition, tuple[int, int]] = {}
+        """From which offset on the consumer at the other end was last sent records of a partition, and the watermark
+        then; until it asks for what comes behind them."""
 
     # Session.
 
@@ -185,6 +201,7 @@ class Connection:
             while end - used >= LENGTH_BYTES:
                 (length,) = _length(data, used)
                 if not 0 < length <= self._frame_max_bytes:
+                    self._refuse_foreign(data, used)
                     raise ProtocolError(f"a frame of {length} bytes; frame.max.bytes is {self._frame_max_bytes}")
                 frame_end = used + LENGTH_BYTES + length
                 if frame_end > end:
@@ -225,11 +242,22 @@ class Connection:
             self._receiving = False
         self._send_ready()
 
+    def _refuse_foreign(self, data: memoryview, used: int) -> None:
+        """If it is another protocol, say which, to the peer in its own way and to who reads the log."""
+        foreign = foreign_protocol(bytes(data[used : used + FOREIGN_BYTES]))
+        if foreign is None:
+            return
+        reason, answer = FOREIGN[foreign]
+        if self._channel is not None and not self._responses:
+            self._channel.send([answer])
+        raise ProtocolError(f"{reason}, and the listener {self.listener!r} does not")
+
     def _check_large(self, data: memoryview, used: int, end: int, length: int) -> None:
         """Only records make a large request: others are refused before their memory is spent."""
         if length > OTHER_FRAME_MAX_BYTES and end - used >= LENGTH_BYTES + 2:
             (api_key,) = _api_key(data, used + LENGTH_BYTES)
             if api_key != PRODUCE:
+                self._refuse_foreign(data, used)
                 raise ProtocolError(
                     f"a request of API {api_key} with {length} bytes; only Produce may have more than "
                     f"{OTHER_FRAME_MAX_BYTES}"

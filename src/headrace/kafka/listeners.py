@@ -98,10 +98,7 @@ def replication_tls(settings: BrokerSettings) -> LinkTls | None:
         context = ssl.SSLContext(side)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_verify_locations(authority)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingError(f"setting replication.tls.ca: cannot use {authority}: {error}") from None
+        _load_authority(context, "replication.tls.ca", authority)
         _load_certificate(context, settings, "setting replication.tls.ca")
         ends.append(context)
     return LinkTls(*ends)
@@ -110,7 +107,17 @@ def replication_tls(settings: BrokerSettings) -> LinkTls | None:
 def tls_context(settings: BrokerSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load_certificate(context, settings, "a tls:// listener")
+    if authority := settings["tls.client.ca"]:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _load_authority(context, "tls.client.ca", authority)
     return context
+
+
+def _load_authority(context: ssl.SSLContext, setting: str, file: str) -> None:
+    try:
+        context.load_verify_locations(file)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(f"setting {setting}: cannot use {file}: {error}") from None
 
 
 def _load_certificate(context: ssl.SSLContext, settings: BrokerSettings, what_for: str) -> None:

@@ -11,7 +11,7 @@ from headrace.kafka.connection import Connection
 from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
 from headrace.kafka.services import Services
 from headrace.ports.clock import Timer
-from headrace.ports.network import Address, Listener, Network
+from headrace.ports.network import Address, Listener, Network, chosen_with
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,8 @@ class KafkaServer:
 
     def bind(self, name: str, address: Address, tls: ssl.SSLContext | None = None) -> Address:
         """Listen; the real address, with the port that was chosen if 0 was asked for."""
-        listener = self._network.listen(address, lambda: self._accept(name), tls)
+        with chosen_with("--listen"):
+            listener = self._network.listen(address, lambda: self._accept(name), tls)
         self._listeners[name] = listener
         if self._sweeper is None:
             self._sweeper = self._services.clock.call_later(SWEEP_SECONDS, self._sweep)

@@ -28,6 +28,7 @@ from headrace.errors import (
     StorageFailed,
     UnknownEpoch,
 )
+from headrace.metrics import TopicTraffic
 from headrace.partitions import levels
 from headrace.partitions.leader_core import LeaderCore
 from headrace.partitions.log_start import LogStart
@@ -93,6 +94,7 @@ class Partition:
         "recompressing",
         "replicated",
         "topic_partition",
+        "traffic",
         "wall_ms",
     )
 
@@ -106,6 +108,7 @@ class Partition:
         core: LeaderCore | None = None,
         racks: Mapping[int, str] | None = None,
         damaged: dict[Partition, int] | None = None,
+        traffic: TopicTraffic | None = None,
     ) -> None:
         self.log = log
         self.epoch = epoch
@@ -122,6 +125,8 @@ class Partition:
         """What waits for its codec, or behind something that does (`partitions.recompression`)."""
         self.replicated = False
         """Whether a link wants to hear of what is written."""
+        self.traffic = TopicTraffic() if traffic is None else traffic
+        """Of the topic, over all partitions and roles."""
         self.wall_ms = wall_ms
         self.topic_partition = log.topic_partition
         self._closed: HeadraceError | None = None
@@ -193,6 +198,10 @@ class Partition:
         except HeadraceError:
             log.producers.refused(header)
             raise
+        traffic = self.traffic
+        traffic.batches_in += 1
+        traffic.records_in += header.record_count
+        traffic.bytes_in += header.size_bytes
         return base_offset, base_offset + header.record_count, append_time_ms
 
     def stored_otherwise(self, records: memoryview) -> bool:

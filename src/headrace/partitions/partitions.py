@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import HeadraceError, NotLeader, RequestTimedOut, UnknownPartition
+from headrace.metrics import TopicTraffic
 from headrace.partitions.deadlines import Deadlines
 from headrace.partitions.early_refusals import EarlyRefusals
 from headrace.partitions.leader_core import IsrChange, LeaderCore
@@ -77,6 +78,8 @@ class Partitions:
         self.unable: set[Partition] = set()
         """Leaders that cannot do what is asked of them, though their logs are not known to be damaged: another replica
         should lead, if one can."""
+        self.traffic: dict[str, TopicTraffic] = {}
+        """By topic, as long as a replica of it is held here."""
         self._watermarks = dict(watermarks or {})
         """Of logs that are not served, as far as they are known."""
         self._early = EarlyRefusals()
@@ -165,8 +168,18 @@ class Partitions:
             own_start=max(log.start_offset, least_start),
             told_start=told_start,
         )
-        partition = Partition(log, epoch, self.broker, watermark, self.clock.wall_ms, core, self.racks, self.damaged)
         where = log.topic_partition
+        partition = Partition(
+            log,
+            epoch,
+            self.broker,
+            watermark,
+            self.clock.wall_ms,
+            core,
+            self.racks,
+            self.damaged,
+            self._traffic_of(where.topic),
+        )
         self._leading.setdefault(where.topic, {})[where.partition] = partition
         self._serve(partition, current)
         log.retire = partial(self.delete_before, partition)
@@ -181,7 +194,15 @@ class Partitions:
         if current is not None and current.core is None and (current.epoch, current.leader) == (epoch, leader):
             return current
         watermark = self._end_role(log)
-        partition = Partition(log, epoch, leader, watermark, self.clock.wall_ms, damaged=self.damaged)
+        partition = Partition(
+            log,
+            epoch,
+            leader,
+            watermark,
+            self.clock.wall_ms,
+            damaged=self.damaged,
+            traffic=self._traffic_of(log.topic_partition.topic),
+        )
         log.retire = _leave
         self._serve(partition, current)
         if current is not None:
@@ -197,6 +218,11 @@ class Partitions:
             self._watermarks[key] = self._end_role(partition.log, gone)
             partition.release_readers()
             self.damaged.pop(partition, None)
+            if topic_partition.topic not in self._replicas:
+                self.traffic.pop(topic_partition.topic, None)
+
+    def _traffic_of(self, topic: str) -> TopicTraffic:
+        return self.traffic.setdefault(topic, TopicTraffic())
 
     def _serve(self, partition: Partition, before: Partition | None) -> None:
         where = partition.topic_partition

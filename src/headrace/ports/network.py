@@ -9,10 +9,12 @@ at hand sets `channel.want_bytes`. Views are only valid during the call: what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.errors import CannotListen
 from headrace.ports.disk import Buffer, FileSlice
 
 Part = Buffer | FileSlice
@@ -83,9 +85,19 @@ class Listener(Protocol):
 
 class Network(Protocol):
     def listen(self, address: Address, accept: Callable[[], Session | None], tls: object | None = None) -> Listener:
-        """Accept connections; `accept` makes a session for each, or refuses by None. Port 0 picks a free one."""
+        """Accept connections; `accept` makes a session for each, or refuses by None. Port 0 picks a free one.
+        CannotListen says why there is none; `chosen_with` adds what the operator gives it with."""
         ...
 
     def connect(self, address: Address, session: Session, tls: object | None = None) -> None:
         """Open a connection; the session hears `opened`, or `closed` if that fails."""
         ...
+
+
+@contextlib.contextmanager
+def chosen_with(option: str) -> Iterator[None]:
+    """Around `listen`: who is told to choose another address is told where."""
+    try:
+        yield
+    except CannotListen as error:
+        raise CannotListen(f"{error} with {option}") from None

@@ -18,7 +18,7 @@ from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
-from headrace.ports.network import Address, Listener, Network
+from headrace.ports.network import Address, Listener, Network, chosen_with
 from headrace.records.batch import batches, check
 from headrace.replication.follower_session import FollowerContext, FollowerSession
 from headrace.replication.frames import Hello
@@ -118,7 +118,8 @@ class Replication:
     def listen(self, address: Address) -> Address:
         """Take links from followers on this address; answers the real one. OperatorError if it cannot be had."""
         tls = self._tls.listening if self._tls is not None else None
-        self._listener = self._network.listen(address, self._accept, tls)
+        with chosen_with("--set replication.listen=HOST:PORT"):
+            self._listener = self._network.listen(address, self._accept, tls)
         return self._listener.address
 
     def peers(self, addresses: Mapping[int, tuple[Address, str]]) -> None:

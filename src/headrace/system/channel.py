@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import ssl
@@ -33,6 +34,12 @@ READ_PIECE_BYTES: Final = 256 << 10
 VECTOR_PARTS: Final = 256
 TLS_PIECE_BYTES: Final = 64 << 10
 HANDSHAKE_SECONDS: Final = 20.0
+TLS_HANDSHAKE: Final = b"\x16"
+"""The type of the record that every TLS client begins with."""
+TLS_ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x46"
+"""Fatal, protocol_version: what a TLS port has for a client that does not speak TLS."""
+
+log = logging.getLogger(__name__)
 
 
 class SocketChannel:
@@ -60,6 +67,8 @@ class SocketChannel:
         if isinstance(tls, ssl.SSLContext):
             sock = tls.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
         self._handshaking = self._tls
+        self._server_side = server_side
+        self._hello_due = self._tls and server_side
         self._sock = sock
         self._fd = sock.fileno()
         self._session = session
@@ -181,6 +190,8 @@ class SocketChannel:
 
     def _shake_hands(self) -> bool:
         try:
+            if self._hello_due and not self._hears_hello():
+                return False
             self._sock.do_handshake()  # type: ignore[attr-defined]
         except ssl.SSLWantReadError:
             self._stop_writing()
@@ -189,13 +200,37 @@ class SocketChannel:
             self._loop.add_writer(self._fd, self._writable)
             self._writing = True
             return False
+        except BlockingIOError:
+            return False
         except OSError as error:
+            self._tell_failure(error)
             self._drop(f"TLS handshake failed: {error.strerror or error}")
             return False
         self._handshaking = False
         self._stop_writing()
         self._session.opened(self)
         return self._fd >= 0
+
+    def _hears_hello(self) -> bool:
+        """Whether the peer speaks TLS, by its first byte. One that does not gets an alert, which its client may know.
+
+        The methods of the plain socket: those of TLS want to see TLS.
+        """
+        first = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
+        self._hello_due = False
+        if not first or first == TLS_HANDSHAKE:
+            return True
+        log.warning("closing the connection from %s: it does not speak TLS, and %s does", self.peer, self.local)
+        # What is closed with bytes unread is reset, and the alert lost.
+        socket.socket.recv(self._sock, LEAST_SPACE_BYTES)
+        socket.socket.send(self._sock, TLS_ALERT)
+        self._drop("TLS handshake failed: the peer does not speak TLS")
+        return False
+
+    def _tell_failure(self, error: OSError) -> None:
+        """Who only connects and goes, as probes do, is not worth a line."""
+        if self._server_side and isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            log.warning("no TLS with %s on %s: %s", self.peer, self.local, error.strerror or error)
 
     def _end_handshake(self) -> None:
         if self._handshaking:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from headrace.errors import OperatorError
+from headrace.errors import CannotListen
 from headrace.ports.network import Address, Session
 from headrace.system.channel import SocketChannel
 from headrace.system.receive_buffers import ReceiveBuffers
@@ -90,7 +90,7 @@ class SocketListener:
             self._sock.listen(BACKLOG)
         except (OSError, OverflowError) as error:
             self._sock.close()
-            raise OperatorError(_cannot_listen(address, error)) from None
+            raise CannotListen(_cannot_listen(address, error)) from None
         name = self._sock.getsockname()
         self.address = Address(name[0], name[1])
         self._network.loop.add_reader(self._sock.fileno(), self._readable)
@@ -127,5 +127,5 @@ class SocketListener:
 
 def _cannot_listen(address: Address, error: OSError | OverflowError) -> str:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return f"cannot listen on {address}: the port is in use; stop what uses it or choose another with --listen"
-    return f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}"
+        return f"cannot listen on {address}: the port is in use; stop what uses it or choose another"
+    return f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}; choose another"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from headrace.errors import OperatorError
+from headrace.errors import CannotListen
 from headrace.ports.clock import Clock
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Address, Part, Session
@@ -112,7 +112,7 @@ class VirtualNetwork:
 
     def bind(self, listener: VirtualListener) -> None:
         if listener.address in self._listeners:
-            raise OperatorError(
+            raise CannotListen(
                 f"cannot listen on {listener.address}: the port is in use; stop what uses it or choose another"
             )
         self._listeners[listener.address] = listener

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headrace.cluster.config import text_of
 from headrace.cluster.topics import CreateTopic
 from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, PolicyViolation
 from headrace.kafka.api.describe_configs import SOURCE_DEFAULT, SOURCE_TOPIC
 from headrace.kafka.connection import Request
-from headrace.settings.values import TOPIC_SETTINGS, check_topic_overrides
+from headrace.settings.values import TOPIC_SETTINGS, check_topic_overrides, text_of
 from headrace.wire.message import ZERO_UUID, Message
 
 TOPICS_A_REQUEST_MAX = 5000
@@ -52,9 +51,9 @@ async def _one(request: Request, asked: Message, named_twice: bool) -> Message:
     configs = [
         Message(
             name=setting.name,
-            value=overrides.get(setting.name, text_of(defaults[setting.name])),
+            value=topic.overrides.get(setting.name, text_of(defaults[setting.name])),
             read_only=False,
-            config_source=SOURCE_TOPIC if setting.name in overrides else SOURCE_DEFAULT,
+            config_source=SOURCE_TOPIC if setting.name in topic.overrides else SOURCE_DEFAULT,
             is_sensitive=False,
         )
         for setting in TOPIC_SETTINGS

@@ -1,6 +1,7 @@
 """DescribeConfigs, versions 1 to 4. 3: types and documentation; 4: flexible.
 
-A broker's settings are told by our names and by those that Kafka gives them (`kafka.broker_names`).
+A broker's settings are told by our names and by those that Kafka gives them (`kafka.broker_names`). Where a value was
+given when the broker started (`flag`, `environment NAME`, `file PATH`) is told as a synonym's name.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from headrace.cluster.config import DYNAMIC, effective, text_of
+from headrace.cluster.config import DYNAMIC, effective
 from headrace.errors import ErrorCode, HeadraceError, InvalidRequest, UnknownPartition
 from headrace.kafka import broker_names
 from headrace.kafka.connection import Request
-from headrace.settings.values import BROKER_BY_NAME, GROUP_BY_NAME, TOPIC_SETTINGS, Setting
+from headrace.settings.values import BROKER_BY_NAME, GROUP_BY_NAME, TOPIC_SETTINGS, Setting, text_of
 from headrace.wire.message import Message
 
 TOPIC: Final = 2
@@ -24,10 +25,17 @@ SOURCE_CLUSTER: Final = 3
 SOURCE_STATIC: Final = 4
 SOURCE_DEFAULT: Final = 5
 SOURCE_GROUP: Final = 8
-_SOURCES: Final = {"default": SOURCE_DEFAULT, "cluster": SOURCE_CLUSTER, "broker": SOURCE_BROKER}
+_SOURCES: Final = {
+    "default": SOURCE_DEFAULT,
+    "cluster": SOURCE_CLUSTER,
+    "broker": SOURCE_BROKER,
+    "topic": SOURCE_TOPIC,
+    "group": SOURCE_GROUP,
+}
+"""Any other is where it was given when the broker started: a flag, a variable of the environment, a file."""
 _TYPES: Final = {"bool": 1, "str": 2, "choice": 2, "int": 5, "float": 6, "list": 7, "secret": 9}
 
-Row = tuple[Setting, str, int, bool]
+Row = tuple[Setting, str, str, bool]
 """(setting, value, source, read only)"""
 
 
@@ -69,10 +77,10 @@ def _topic(request: Request, name: str) -> Iterable[Row]:
     current = effective(services.settings, services.view.image, services.broker_id)
     for setting in TOPIC_SETTINGS:
         if setting.name in topic.overrides:
-            yield setting, topic.overrides[setting.name], SOURCE_TOPIC, False
+            yield setting, topic.overrides[setting.name], "topic", False
         else:
-            source = _SOURCES.get(current.sources["log." + setting.name], SOURCE_STATIC)
-            yield setting, text_of(current.values["log." + setting.name]), source, False
+            known = "log." + setting.name
+            yield setting, text_of(current.values[known]), current.sources[known], False
 
 
 def _broker(request: Request, name: str) -> Iterable[Row]:
@@ -81,16 +89,16 @@ def _broker(request: Request, name: str) -> Iterable[Row]:
         raise InvalidRequest(f"only broker {name} itself knows its settings: ask there")
     current = effective(services.settings, services.view.image, services.broker_id)
     for setting in BROKER_BY_NAME.values():
-        source = _SOURCES.get(current.sources[setting.name], SOURCE_STATIC)
-        if name or source == SOURCE_CLUSTER:
+        source = current.sources[setting.name]
+        if name or source == "cluster":
             yield setting, text_of(current.values[setting.name]), source, setting.name not in DYNAMIC
     for setting, known in broker_names.aliased():
-        source = _SOURCES.get(current.sources[known], SOURCE_STATIC)
-        if name or source == SOURCE_CLUSTER:
+        source = current.sources[known]
+        if name or source == "cluster":
             yield setting, text_of(current.values[known]), source, known not in DYNAMIC
     if name:
         for setting, value, known in broker_names.derived(current, services.view.image, services.broker_id):
-            source = _SOURCES.get(current.sources[known], SOURCE_STATIC) if known else SOURCE_DEFAULT
+            source = current.sources[known] if known else "default"
             yield setting, value, source, True
 
 
@@ -100,12 +108,15 @@ def _group(request: Request, name: str) -> Iterable[Row]:
     given = request.services.view.image.group_configs.get(name, {})
     for setting in GROUP_BY_NAME.values():
         value = given.get(setting.name, text_of(setting.default))
-        yield setting, value, SOURCE_GROUP if setting.name in given else SOURCE_DEFAULT, False
+        yield setting, value, "group" if setting.name in given else "default", False
 
 
 def _config(row: Row, asked: Message) -> Message:
-    setting, value, source, read_only = row
+    setting, value, given, read_only = row
+    source = _SOURCES.get(given, SOURCE_STATIC)
     synonyms = [Message(name=setting.name, value=value, source=source)]
+    if source == SOURCE_STATIC:  # the protocol has one number for all of them
+        synonyms.append(Message(name=given, value=value, source=source))
     if source != SOURCE_DEFAULT:
         synonyms.append(Message(name=setting.name, value=text_of(setting.default), source=SOURCE_DEFAULT))
     return Message(

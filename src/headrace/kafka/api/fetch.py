@@ -15,10 +15,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from headrace.cluster.image import Image
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Connection, PendingResponse
-from headrace.partitions.partition import Partition
+from headrace.partitions.partition import NOTHING_READ, Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
 from headrace.storage.page_cache import are_warm, read_ahead
@@ -47,6 +48,7 @@ class PendingFetch:
         "_grown_bytes",
         "_request",
         "_response",
+        "_served",
         "_version",
         "answered",
     )
@@ -68,6 +70,8 @@ class PendingFetch:
         self._grown_bytes = 0
         self._elsewhere: set[int] | None = None
         """Brokers that lead partitions asked for here."""
+        self._served: list[tuple[Partition, int, int]] = []
+        """Partitions of which something is in the answer, from which offset on, and how many bytes."""
 
     def start(self) -> None:
         request = self._request
@@ -116,26 +120,24 @@ class PendingFetch:
         unchecked: list[FileSlice] = []
         topics: Topics = []
         aborted: list[tuple[int, int]] | None = [] if request.isolation_level == READ_COMMITTED else None
+        passed = self._connection.fetched
+        served = self._served = list[tuple[Partition, int, int]]()
         for name, topic_id, asked in request.topics:
             rows: list[Row] = []
             topics.append((name, topic_id, rows))
-            topic, unknown = name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if topic_id is not None:
-                known = image.topics_by_id.get(topic_id)
-                topic, unknown = (None, ErrorCode.UNKNOWN_TOPIC_ID) if known is None else (known.name, unknown)
+            topic = name if topic_id is None else _named(image, topic_id)
             for index, epoch, offset, _, _, max_bytes in asked:
                 partition = find(topic, index) if topic is not None else None
                 if partition is None and topic is not None and self._version >= FOLLOWERS_FROM:
                     partition = leader_lookup.readable(services, topic, index)
                 if partition is None:
-                    code = unknown if topic is None else leader_lookup.not_led_code(image, topic, index)
-                    rows.append(
-                        Row(index, code, -1, -1, -1, aborted, NO_REPLICA, (), 0, self._tags(topic, index, code))
-                    )
+                    rows.append(self._elsewhere_row(topic, index, aborted))
                     failed = True
                     continue
                 watermark = partition.high_watermark
                 start = partition.start_offset
+                if passed and (last := passed.pop(partition.topic_partition, None)) is not None:
+                    _count_read(partition, last, offset)
                 if (
                     rack
                     and (preferred := leader_lookup.preferred_replica(services, partition, offset, rack)) is not None
@@ -149,15 +151,13 @@ class PendingFetch:
                     continue
                 try:
                     partition.check_epoch(epoch)
+                    found = NOTHING_READ
                     if left_bytes > 0:
                         found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
-                        slices, count = found.slices, found.count
                         if found.unchecked is not None:
                             unchecked += found.wanted
                         if found.beyond:
                             read_ahead(services.disk, found.beyond)
-                    else:
-                        slices, count = (), 0
                 except HeadraceError as error:
                     code = error.kafka_code
                     if code == ErrorCode.OFFSET_OUT_OF_RANGE and not partition.leading and offset > watermark:
@@ -167,9 +167,12 @@ class PendingFetch:
                     services.metrics.error("Fetch", code)
                     failed = True
                     continue
-                left_bytes -= count
-                total += count
-                rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, slices, count))
+                count = found.count
+                if count:
+                    left_bytes -= count
+                    total += count
+                    served.append((partition, offset, count))
+                rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, found.slices, count))
                 waitable.append(partition)
         return topics, total, failed, waitable, unchecked
 
@@ -188,7 +191,18 @@ class PendingFetch:
                 parts.extend(part)
             else:
                 parts.append(part)
+        fetched = self._connection.fetched
+        for partition, offset, count in self._served:
+            partition.traffic.bytes_out += count
+            fetched[partition.topic_partition] = offset, partition.high_watermark
         self._connection.fill(self._response, parts)
+
+    def _elsewhere_row(self, topic: str | None, index: int, aborted: list[tuple[int, int]] | None) -> Row:
+        """Of a partition that cannot be read here; a topic of None: its id is not known."""
+        code: int = ErrorCode.UNKNOWN_TOPIC_ID
+        if topic is not None:
+            code = leader_lookup.not_led_code(self._connection.services.view.image, topic, index)
+        return Row(index, code, -1, -1, -1, aborted, NO_REPLICA, (), 0, self._tags(topic, index, code))
 
     def _tags(self, topic: str | None, index: int, code: int) -> bytes:
         """Where the partition is led, if that is why it cannot be read here (KIP-951)."""
@@ -202,6 +216,19 @@ class PendingFetch:
         if self._version < ENDPOINTS_FROM:
             return []
         return leader_lookup.endpoints(self._connection.services.view.image, self._connection.listener, brokers)
+
+
+def _named(image: Image, topic_id: bytes) -> str | None:
+    known = image.topics_by_id.get(topic_id)
+    return None if known is None else known.name
+
+
+def _count_read(partition: Partition, last: tuple[int, int], offset: int) -> None:
+    """A consumer that was sent records from an offset on, below a watermark, asks for what comes at this one: it has
+    read those between. One that went back has read none of them, as far as can be told."""
+    began, watermark = last
+    if offset > began:
+        partition.traffic.records_out += min(offset, watermark) - began
 
 
 def handle(

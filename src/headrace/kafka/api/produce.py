@@ -283,7 +283,6 @@ def handle(
 ) -> None:
     transactional_id, acks, timeout_ms, topics = wire.decode(version, data, body, end)
     services = connection.services
-    services.metrics.batches_in += 1
     # One batch for one partition is what most producers send, so it has a path without an object per request.
     if len(topics) == 1 and len(topics[0][2]) == 1 and transactional_id is None and (acks in (1, -1)):
         partition = _find_lone(services, topics[0])
