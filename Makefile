@@ -32,7 +32,7 @@ help:
 	@echo 'make mutate     change the code one small thing at a time and list what no test and no seed finds (ARGS=--help)'
 	@echo 'make bench      the benchmark beside other brokers (ARGS go to bench/run.py)'
 	@echo 'make house      draw docs/house.svg, the rooms and their imports'
-	@echo 'make reference  write docs/API.md, CLI.md, PROTOCOL.md and SETTINGS.md from the code'
+	@echo 'make reference  write docs/API.md, CLI.md, METRICS.md, PROTOCOL.md, SETTINGS.md from the code'
 	@echo 'make unasync    write producer and consumer of headrace.aio from those for threads'
 	@echo 'make dist       an sdist and a compiled wheel, in dist/'
 	@echo 'make inventory  take the table of the last make test as docs/INVENTORY.md'

@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SEED] = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     if layout := config.getoption("--layout"):
         os.environ[LAYOUT_VARIABLE] = layout
+    os.environ["HEADRACE_CONFIG"] = os.devnull  # contexts of whoever runs the tests are no part of them
     # kafka-python reads its schemas the old way; that is not ours to mend.
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
 

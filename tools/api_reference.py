@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard
 
-PACKAGES = ("headrace", "headrace.aio", "headrace.arrow", "headrace.spark", "headrace.pipelines")
+PACKAGES = ("headrace", "headrace.aio", "headrace.arrow", "headrace.spark", "headrace.pipelines", "headrace.testing")
 # Public by name, but for other parts of the client alone.
 INTERNAL = frozenset(
     {

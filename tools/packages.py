@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 PACKAGE_OF = {
+    "debootstrap": "debootstrap",
     "etcd": "etcd-server",
     "ip": "iproute2",
     "java": "default-jre-headless",

@@ -1,8 +1,8 @@
 """Writes the references in docs/, all or those named; with --check only says whether they are current.
 
-    reference.py [--check] [API.md CLI.md PROTOCOL.md SETTINGS.md]
+    reference.py [--check] [API.md CLI.md METRICS.md PROTOCOL.md SETTINGS.md]
 
-The Python API comes from its docstrings, the command line from its help, the APIs of Kafka and the settings from their
+The Python API comes from its docstrings, the command line from its help, metrics, APIs of Kafka and settings from their
 tables.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import api_reference
 import cli_reference
+import metrics_reference
 import protocol_reference
 import settings_reference
 
@@ -21,6 +22,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 REFERENCES = {
     "API.md": api_reference.reference,
     "CLI.md": cli_reference.reference,
+    "METRICS.md": metrics_reference.reference,
     "PROTOCOL.md": protocol_reference.reference,
     "SETTINGS.md": settings_reference.reference,
 }

@@ -21,6 +21,13 @@ Generated from the tables in `src/headrace/settings/` by `make reference`; do no
 A broker setting comes, weakest first, from its default, the config file (`headrace serve --config FILE`, TOML), the
 environment (`HEADRACE_` and the name in capitals, dots as underscores) and the command line (`--set name=value`).
 `headrace serve --print-config` shows what is in effect, and why.
+
+What has the unit ms takes durations too: `7d`, `1h30m`, `10s`, `500ms` (w, d, h, m or min, s, ms; larger units first).
+What has the unit bytes takes sizes: KiB, MiB, GiB and TiB are powers of 1024, kB, MB, GB and TB powers of 1000, and a
+letter alone a power of 1024 (`512k` is 512 KiB), as of `dd` and `ls -h`; `mb` and `gb` are refused, because they are
+read in both ways. A number alone is in the unit of the table. That holds in files, in the environment, on the command
+line, and for topics, brokers and groups by any client. Kafka's brokers take numbers alone; those are what is stored,
+and what every client is answered.
 """
 
 

@@ -162,7 +162,7 @@ def run(proven: Path, arguments: list[str]) -> int:
     tests = {name: [*pytest, "--proven", str(files[name]), *chosen] for name, chosen in parts.items()}
     # The longest first, so that the lanes end together; the checks early, because they fail early.
     first = {name: tests.pop(name) for name in ("pipelines", "spark")}
-    tests = {name: tests.pop(name) for name in ("others", "client", "clusters")} | tests
+    tests = {name: tests.pop(name) for name in ("others", "client", "cli", "clusters")} | tests
     lanes = Lanes({**first, "checks": ["make", "--no-print-directory", "check"], **tests}, "checks")
     lanes.run()
     tell_all(lanes, time.monotonic() - began)
