@@ -52,6 +52,11 @@ class ErrorCode:
     OUT_OF_ORDER_SEQUENCE_NUMBER: Final = 45
     DUPLICATE_SEQUENCE_NUMBER: Final = 46
     INVALID_PRODUCER_EPOCH: Final = 47
+    INVALID_TXN_STATE: Final = 48
+    INVALID_PRODUCER_ID_MAPPING: Final = 49
+    INVALID_TRANSACTION_TIMEOUT: Final = 50
+    CONCURRENT_TRANSACTIONS: Final = 51
+    TRANSACTION_COORDINATOR_FENCED: Final = 52
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
     KAFKA_STORAGE_ERROR: Final = 56
     LOG_DIR_NOT_FOUND: Final = 57
@@ -76,7 +81,9 @@ class ErrorCode:
     RESOURCE_NOT_FOUND: Final = 91
     DUPLICATE_RESOURCE: Final = 92
     UNKNOWN_TOPIC_ID: Final = 100
+    TRANSACTIONAL_ID_NOT_FOUND: Final = 105
     MISMATCHED_ENDPOINT_TYPE: Final = 114
+    TRANSACTION_ABORTABLE: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +270,47 @@ class UnknownProducer(HeadraceError):
     """A producer id of which the log holds nothing."""
 
 
+class ProducerFenced(HeadraceError):
+    """Another producer has taken over the transactional id: this one can write and commit nothing more."""
+
+
+class InvalidTxnState(HeadraceError):
+    """The transaction is not in a state in which this can be done."""
+
+
+class TransactionUnverified(InvalidTxnState):
+    """Whether a transaction is open for this write has not been asked of its coordinator. Whoever takes the write asks,
+    and tries again; if nobody does, there is no such transaction."""
+
+
+class InvalidProducerIdMapping(HeadraceError):
+    """The transactional id has another producer id, or none."""
+
+
+class InvalidTransactionTimeout(HeadraceError):
+    """A transaction timeout above what the broker allows, or none at all."""
+
+
+class ConcurrentTransactions(HeadraceError):
+    """The transaction before this one is still being ended: try again."""
+
+
+class TransactionCoordinatorFenced(HeadraceError):
+    """A newer coordinator of the transaction has been heard of."""
+
+
+class TransactionAbortable(HeadraceError):
+    """Something of the transaction failed: it cannot be committed, but the producer can abort it and go on."""
+
+
+class UnknownTransactionalId(HeadraceError):
+    """A transactional id of which nothing is known."""
+
+
+class UnstableOffsetCommit(HeadraceError):
+    """Offsets of the group are in a transaction that is not decided: try again."""
+
+
 class InvalidGroupName(HeadraceError):
     """A group name against the rules; the message gives the rule."""
 
@@ -327,6 +375,15 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     OutOfOrderSequence: ErrorMapping(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 409, False),
     InvalidProducerEpoch: ErrorMapping(ErrorCode.INVALID_PRODUCER_EPOCH, 409, False),
     UnknownProducer: ErrorMapping(ErrorCode.UNKNOWN_PRODUCER_ID, 409, False),
+    ProducerFenced: ErrorMapping(ErrorCode.PRODUCER_FENCED, 409, False),
+    InvalidTxnState: ErrorMapping(ErrorCode.INVALID_TXN_STATE, 409, False),
+    InvalidProducerIdMapping: ErrorMapping(ErrorCode.INVALID_PRODUCER_ID_MAPPING, 409, False),
+    InvalidTransactionTimeout: ErrorMapping(ErrorCode.INVALID_TRANSACTION_TIMEOUT, 400, False),
+    ConcurrentTransactions: ErrorMapping(ErrorCode.CONCURRENT_TRANSACTIONS, 409, True),
+    TransactionCoordinatorFenced: ErrorMapping(ErrorCode.TRANSACTION_COORDINATOR_FENCED, 409, False),
+    TransactionAbortable: ErrorMapping(ErrorCode.TRANSACTION_ABORTABLE, 409, False),
+    UnknownTransactionalId: ErrorMapping(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, 404, False),
+    UnstableOffsetCommit: ErrorMapping(ErrorCode.UNSTABLE_OFFSET_COMMIT, 503, True),
     InvalidGroupName: ErrorMapping(ErrorCode.INVALID_GROUP_ID, 400, False),
     UnknownGroup: ErrorMapping(ErrorCode.GROUP_ID_NOT_FOUND, 404, False),
     GroupHasMembers: ErrorMapping(ErrorCode.NON_EMPTY_GROUP, 409, False),

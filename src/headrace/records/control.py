@@ -1,0 +1,79 @@
+"""Markers: control batches that end a transaction in a partition, as Kafka writes them.
+
+A marker is a batch of one record, with the attributes TRANSACTIONAL and CONTROL, the producer's id and epoch, and no
+sequence. Big-endian:
+
+    key    version int16 (0), type int16 (0 abort, 1 commit)
+    value  version int16 (0), coordinator epoch int32
+    header `headrace.transaction`, int64: which transaction of its transactional id it ends, counted from 0
+
+The header is ours. A marker can come late, and again: a coordinator sends it until it is answered, and the next
+coordinator does too. With clients whose epoch stays the same from one transaction to the next, nothing else tells such
+a marker from that of a later transaction, which it must never end. A marker without it bears no number.
+
+Other control batches, which Kafka has for its metadata log, are no markers. A marker takes an offset like any record.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from headrace.records import kernel
+from headrace.records.batch import CONTROL, TRANSACTIONAL, BatchHeader, View
+
+ABORT: Final = 0
+COMMIT: Final = 1
+NO_NUMBER: Final = -1
+NUMBER_HEADER: Final = "headrace.transaction"
+VERSION: Final = 0
+"""Of key and value. Later ones only add fields behind these, as Kafka has it."""
+
+_KEY = struct.Struct(">hh")
+_VALUE = struct.Struct(">hi")
+_NUMBER = struct.Struct(">q")
+
+
+class Marker(NamedTuple):
+    """What a marker says beside its producer's id and epoch, which are in the header of its batch."""
+
+    committed: bool
+    coordinator_epoch: int
+    number: int
+    """NO_NUMBER if it bears none."""
+
+
+def marker_batch(
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int,
+    *,
+    committed: bool,
+    number: int = NO_NUMBER,
+    now_ms: int,
+) -> tuple[bytearray, BatchHeader]:
+    """A marker as it is appended, and its header."""
+    key = _KEY.pack(VERSION, COMMIT if committed else ABORT)
+    value = _VALUE.pack(VERSION, coordinator_epoch)
+    headers = () if number < 0 else ((NUMBER_HEADER, _NUMBER.pack(number)),)
+    producer = producer_id, producer_epoch, -1
+    return kernel.build_with_header([(now_ms, key, value, headers)], TRANSACTIONAL | CONTROL, producer=producer)
+
+
+def read_marker(batch: View, header: BatchHeader) -> Marker | None:
+    """What a whole batch says, if it is a marker. CorruptBatch if its bytes are no record."""
+    if not header.is_control or header.record_count != 1:
+        return None
+    (record,) = kernel.records(batch)
+    key, value = record.key, record.value
+    if key is None or value is None or len(key) < _KEY.size or len(value) < _VALUE.size:
+        return None
+    key_version, kind = _KEY.unpack_from(key)
+    value_version, coordinator_epoch = _VALUE.unpack_from(value)
+    if key_version < 0 or value_version < 0 or kind not in (ABORT, COMMIT):
+        return None
+    number = NO_NUMBER
+    for name, content in record.headers:
+        if name == NUMBER_HEADER and content is not None and len(content) == _NUMBER.size:
+            number = max(NO_NUMBER, _NUMBER.unpack(content)[0])
+    return Marker(kind == COMMIT, coordinator_epoch, number)
