@@ -1,0 +1,1 @@
+"""Transactions: who coordinates them, their states, and how they end in every partition that they wrote to."""
