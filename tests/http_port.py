@@ -18,14 +18,15 @@ import uvloop
 from chosen_layout import new_store
 from headrace.cluster.config import Configs
 from headrace.cluster.image import Broker, Image, PartitionState, Topic
-from headrace.cluster.names import is_reserved
+from headrace.cluster.names import OFFSETS_TOPIC, is_reserved
 from headrace.cluster.topics import Topics, limits_from
+from headrace.coordinators.state_log import StateLog
+from headrace.coordinators.state_partitions import ClosedPartition, StatePartitions
 from headrace.errors import UnknownPartition
 from headrace.groups.coordinator import GroupCoordinator
-from headrace.groups.descriptions import ClosedPartition, Lag
+from headrace.groups.descriptions import Lag
 from headrace.groups.limits import limits_from as group_limits_from
-from headrace.groups.offsets_log import GroupLog
-from headrace.groups.offsets_partitions import GroupPartitions
+from headrace.groups.offsets import OFFSETS
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.metrics import Metrics
@@ -96,13 +97,13 @@ class HttpPort:
         self.image = replace(self.image, brokers={BROKER: Broker(BROKER, {}, "", self.clock.wall_ms() - 90_061_000)})
         self.groups = GroupCoordinator(
             self.clock,
-            GroupLog(self.partitions).append,
+            StateLog(self.partitions, OFFSETS_TOPIC).append,
             1,
             lambda: secrets.token_hex(8),
             group_limits_from(self._settings),
             lambda name: topic.id if (topic := self.image.topics.get(name)) is not None else None,
         )
-        self.group_partitions = GroupPartitions(self.partitions, self.groups, self.disk, lambda: self.image)
+        self.group_partitions = StatePartitions(OFFSETS, self.partitions, self.groups, self.disk, lambda: self.image)
         services = HttpServices(
             settings=self._settings,
             clock=self.clock,

@@ -68,7 +68,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tests/storage",),
     ),
     "cluster": (("cluster/isr_writer.py", "cluster/controller_core.py"), ("tests/cluster", "tests/placement")),
-    "groups": (("groups/*.py",), ("tests/groups", "tests/kafka_protocol/test_group_loading.py")),
+    "groups": (
+        ("groups/*.py", "coordinators/*.py"),
+        ("tests/groups", "tests/coordinators", "tests/kafka_protocol/test_group_loading.py"),
+    ),
 }
 """What is changed in a room, and the tests that stand for it."""
 

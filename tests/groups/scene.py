@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_log import AppendDone
 from headrace.errors import ErrorCode
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.group import Group
@@ -24,8 +26,6 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.offsets_log import AppendDone
-from headrace.groups.records import Record
 from headrace.virtual.clock import VirtualClock
 
 LIMITS = CoordinatorLimits(GroupLimits(1000, 60_000, max_size=50, initial_rebalance_delay_ms=0))

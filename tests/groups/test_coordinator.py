@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from groups.scene import GROUP, LIMITS, SESSION_MS, TOPIC_ID, Scene, Waiter
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_log import partition_of
 from headrace.errors import CorruptBatch, ErrorCode
-from headrace.groups.coordinator import partition_of
 from headrace.groups.descriptions import Lag
 from headrace.groups.group import Moment
 from headrace.groups.limits import limits_from
@@ -21,7 +22,7 @@ from headrace.groups.messages import (
     OffsetToCommit,
     PartitionResult,
 )
-from headrace.groups.records import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
+from headrace.groups.records import OffsetAndMetadata, OffsetKey, encode_offset, encode_offset_key
 from headrace.settings.values import load
 from headrace.virtual.clock import VirtualClock
 from proving import proves

@@ -4,8 +4,9 @@ import struct
 
 import pytest
 
+from headrace.coordinators.record_fields import Reader, uvarint
+from headrace.coordinators.state_log import partition_of
 from headrace.errors import CorruptBatch
-from headrace.groups.coordinator import partition_of
 from headrace.groups.offsets import subscribed, topics_of
 from headrace.groups.records import (
     GroupKey,
@@ -13,7 +14,6 @@ from headrace.groups.records import (
     MemberSnapshot,
     OffsetAndMetadata,
     OffsetKey,
-    Reader,
     decode_group,
     decode_key,
     decode_offset,
@@ -21,7 +21,6 @@ from headrace.groups.records import (
     encode_group_key,
     encode_offset,
     encode_offset_key,
-    uvarint,
 )
 
 SNAPSHOT = GroupSnapshot(

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.coordinators.alarms import NEVER
 from headrace.errors import ErrorCode
 from headrace.groups.group import RebalanceDelay
 from headrace.groups.limits import GroupLimits
-from headrace.groups.member import NEVER, Member
+from headrace.groups.member import Member
 from headrace.groups.messages import JoinRequest
 from headrace.groups.roster import Roster
 

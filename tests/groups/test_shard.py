@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from groups.scene import LIMITS, TOPIC_ID
+from headrace.coordinators.record_fields import Record
 from headrace.groups.group import Moment
-from headrace.groups.records import OffsetAndMetadata, OffsetKey, Record, encode_offset, encode_offset_key
+from headrace.groups.records import OffsetAndMetadata, OffsetKey, encode_offset, encode_offset_key
 from headrace.groups.shard import Shard, ShardLoad
 
 KEY = OffsetKey("g", "t", 0)

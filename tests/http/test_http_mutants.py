@@ -14,9 +14,9 @@ from headrace.cluster.config import Configs
 from headrace.cluster.image import Broker, Image, PartitionState, Topic
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.cluster.topics import Topics, limits_from
+from headrace.coordinators.state_log import StateLog
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import CoordinatorLimits
-from headrace.groups.offsets_log import GroupLog
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.metrics import Metrics
@@ -83,7 +83,7 @@ class Port:
         settings = load(environment={}, flags={"http.body.max.bytes": 2000})
         groups = GroupCoordinator(
             self.led.clock,
-            GroupLog(self.led.partitions).append,
+            StateLog(self.led.partitions, OFFSETS_TOPIC).append,
             1,
             lambda: chance.randbytes(8).hex(),
             CoordinatorLimits(),

@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from headrace.groups.descriptions import ClosedPartition, Lag
+from headrace.coordinators.state_partitions import ClosedPartition
+from headrace.groups.descriptions import Lag
 from headrace.http import status
 from headrace.metrics import LATENCY_BOUNDS_SECONDS, Family, Sample
 from http_port import HttpPort

@@ -15,12 +15,13 @@ import pytest
 from chosen_layout import log_path
 from headrace.cluster.image import Image, PartitionState, Topic
 from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.coordinators import state_partitions
+from headrace.coordinators.state_log import StateLog
+from headrace.coordinators.state_partitions import StatePartitions
 from headrace.errors import ErrorCode
-from headrace.groups import offsets_partitions
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.messages import CommitRequest, OffsetToCommit, PartitionResult
-from headrace.groups.offsets_log import GroupLog
-from headrace.groups.offsets_partitions import GroupPartitions
+from headrace.groups.offsets import OFFSETS
 from headrace.ports.disk import read_whole
 from headrace.storage.log import TICK_SECONDS, TopicPartition
 from headrace.virtual.disk import VirtualFile
@@ -49,7 +50,7 @@ class Coordinating:
     """What a broker has for groups, beside its partitions."""
 
     groups: GroupCoordinator
-    followed: GroupPartitions
+    followed: StatePartitions
 
 
 class GroupScene(Scene):
@@ -59,9 +60,9 @@ class GroupScene(Scene):
         broker = super().start(number)
         if not hasattr(self, "coordinating"):
             self.coordinating: dict[int, Coordinating] = {}
-        append = GroupLog(broker.partitions).append
+        append = StateLog(broker.partitions, OFFSETS_TOPIC).append
         groups = GroupCoordinator(broker.clock, append, 1, lambda: "id", LIMITS, lambda name: IMAGE.topics[name].id)
-        made = Coordinating(groups, GroupPartitions(broker.partitions, groups, broker.disk, lambda: IMAGE))
+        made = Coordinating(groups, StatePartitions(OFFSETS, broker.partitions, groups, broker.disk, lambda: IMAGE))
         self.coordinating[number] = made
 
         def tick() -> None:
@@ -221,7 +222,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], 
     """Some steps of loads cannot read, or cannot open, what they want."""
     monkeypatch.setattr(replicas, "TOPIC", OFFSETS_TOPIC)
     number = 0
-    read, step = VirtualFile.pread, offsets_partitions._Load._step
+    read, step = VirtualFile.pread, state_partitions._Load._step
 
     def pread(file: VirtualFile, count: int, position: int) -> bytes:
         if number and file.path.endswith(".log"):
@@ -229,7 +230,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], 
         return read(file, count, position)
 
     def draw(drawn: random.Random) -> None:
-        def one_step(load: offsets_partitions._Load, work: Callable[[], None]) -> None:
+        def one_step(load: state_partitions._Load, work: Callable[[], None]) -> None:
             nonlocal number
             if drawn.random() < FAILED_READS_PART:
                 number = drawn.choice((errno.EMFILE, errno.ENOMEM, errno.EIO))
@@ -238,7 +239,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], 
             finally:
                 number = 0
 
-        monkeypatch.setattr(offsets_partitions._Load, "_step", one_step)
+        monkeypatch.setattr(state_partitions._Load, "_step", one_step)
         monkeypatch.setattr(VirtualFile, "pread", pread)
 
     return draw

@@ -11,20 +11,22 @@ import pytest
 from chosen_layout import log_path, new_store
 from headrace.cluster.image import Deletion, Image, PartitionState, Topic
 from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_log import StateLog
+from headrace.coordinators.state_partitions import (
+    PAUSE_MOST_SECONDS,
+    PIECE_BYTES,
+    UNABLE_AFTER_SECONDS,
+    Loss,
+    StatePartitions,
+)
 from headrace.errors import ErrorCode
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import CoordinatorLimits, GroupLimits
 from headrace.groups.messages import CommitRequest, JoinReply, JoinRequest, OffsetToCommit, PartitionResult
+from headrace.groups.offsets import OFFSETS as OFFSETS_STATE
 from headrace.groups.offsets import records_of
-from headrace.groups.offsets_log import GroupLog
-from headrace.groups.offsets_partitions import (
-    PAUSE_MOST_SECONDS,
-    PIECE_BYTES,
-    UNABLE_AFTER_SECONDS,
-    GroupPartitions,
-    Loss,
-)
-from headrace.groups.records import OffsetAndMetadata, Record
+from headrace.groups.records import OffsetAndMetadata
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.disk import read_whole
@@ -67,7 +69,7 @@ class Scene:
     disk: VirtualDisk = field(init=False)
     partitions: Partitions = field(init=False)
     groups: GroupCoordinator = field(init=False)
-    followed: GroupPartitions = field(init=False)
+    followed: StatePartitions = field(init=False)
 
     def __post_init__(self) -> None:
         self.disk = VirtualDisk(self.clock)
@@ -79,12 +81,12 @@ class Scene:
 
     def _serve(self, store: Store, incarnation: str, watermarks: dict[tuple[bytes, int], int]) -> None:
         self.partitions = Partitions(store, self.clock, BROKER, incarnation, watermarks)
-        append = GroupLog(self.partitions).append
+        append = StateLog(self.partitions, OFFSETS_TOPIC).append
         self.groups = GroupCoordinator(
             self.clock, append, 1, lambda: "id", LIMITS, lambda name: topic_id(self.image, name)
         )
-        self.followed = GroupPartitions(
-            self.partitions, self.groups, self.disk, lambda: self.image, lambda: self.accepted
+        self.followed = StatePartitions(
+            OFFSETS_STATE, self.partitions, self.groups, self.disk, lambda: self.image, lambda: self.accepted
         )
 
     def stop(self) -> None:

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from typing import Any
 
 from headrace.cluster.producer_ids import ProducerIds
+from headrace.coordinators import state_log, state_partitions
+from headrace.coordinators.state_partitions import StatePartitions
 from headrace.errors import ErrorCode
-from headrace.groups import offsets_log, offsets_partitions
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.group import Group
-from headrace.groups.offsets_partitions import GroupPartitions
 from headrace.kafka.api import delete_records, fetch, list_offsets, produce
 from headrace.kafka.connection import Connection
 from headrace.partitions.leader_core import LeaderCore
@@ -156,7 +156,7 @@ def start_raised_without_the_followers(stack: ExitStack) -> None:
 @plant
 def commit_answered_by_the_leader_alone(stack: ExitStack) -> None:
     """What groups append is answered when the coordinator has written it."""
-    swap(stack, offsets_log, "ALL_IN_SYNC", LEADER_ALONE)
+    swap(stack, state_log, "ALL_IN_SYNC", LEADER_ALONE)
 
 
 @plant
@@ -188,31 +188,31 @@ def commit_refused_and_kept(stack: ExitStack) -> None:
 @plant
 def groups_open_before_the_watermark(stack: ExitStack) -> None:
     """A new coordinator loads what it knows to be committed, though its epoch began with more."""
-    begun = offsets_partitions._Load.__init__
+    begun = state_partitions._Load.__init__
 
     def built(self: Any, owner: Any, partition: Partition, *rest: Any) -> None:
         begun(self, owner, partition, *rest)
         self._needed = self._end = partition.high_watermark
 
-    swap(stack, offsets_partitions._Load, "__init__", built)
+    swap(stack, state_partitions._Load, "__init__", built)
 
 
 @plant
 def groups_open_without_a_load(stack: ExitStack) -> None:
     """A new coordinator answers from nothing."""
-    read = offsets_partitions._Load._read_piece
+    read = state_partitions._Load._read_piece
 
     def nothing(self: Any, *, warm: bool) -> None:
         self._offset = self._end
         read(self, warm=warm)
 
-    swap(stack, offsets_partitions._Load, "_read_piece", nothing)
+    swap(stack, state_partitions._Load, "_read_piece", nothing)
 
 
 @plant
 def coordinator_does_not_resign(stack: ExitStack) -> None:
     """A broker that leads no more goes on answering for its groups."""
-    swap(stack, GroupPartitions, "_resign", lambda *_: None)
+    swap(stack, StatePartitions, "_resign", lambda *_: None)
 
 
 @plant

@@ -41,6 +41,7 @@ DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "partitions.max",
     "offsets.loss.accepted",
     "offsets.retention.ms",
+    "transactions.loss.accepted",
     "replica.catchup.bytes.per.second",
     "follower.replication.throttled.rate",
     "replica.alter.log.dirs.io.max.bytes.per.second",

@@ -9,7 +9,8 @@ from headrace.errors import InvalidTopicName
 
 GROUP_NAME_MAX: Final = 255
 OFFSETS_TOPIC: Final = "__consumer_offsets"
-RESERVED_TOPICS: Final = frozenset({OFFSETS_TOPIC, "__transaction_state", "__cluster_metadata"})
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+RESERVED_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "__cluster_metadata"})
 RESERVED_PREFIX: Final = "__headrace"
 
 

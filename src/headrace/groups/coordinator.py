@@ -11,17 +11,20 @@ One deadline heap serves all groups; a group stands in it once, at a time not la
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, cast
 
 from headrace.cluster.names import group_name_fault
+from headrace.coordinators.alarms import NEVER, Alarms
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_log import Append, AppendDone, partition_of
+from headrace.coordinators.wall import Wall
 from headrace.errors import ErrorCode
 from headrace.groups import descriptions, offsets
 from headrace.groups.descriptions import Lag
 from headrace.groups.group import Action, Answer, Group, Moment, State, Store
 from headrace.groups.limits import CoordinatorLimits
-from headrace.groups.member import NEVER
 from headrace.groups.messages import (
     CommitRequest,
     DescribedGroup,
@@ -38,34 +41,18 @@ from headrace.groups.messages import (
     SyncRequest,
 )
 from headrace.groups.offsets import NO_TOPIC_ID, TopicId, expired
-from headrace.groups.offsets_log import Append, AppendDone
 from headrace.groups.records import (
     OffsetAndMetadata,
     OffsetKey,
-    Record,
     encode_group,
     encode_group_key,
     encode_offset_key,
 )
 from headrace.groups.shard import Shard, ShardLoad
-from headrace.partitions.deadlines import Deadlines
 from headrace.ports.clock import Clock
 
 GROUPS_PER_TURN: Final = 200
 """Groups that one turn of the loop looks through for what has expired."""
-
-
-@lru_cache(maxsize=10_000)
-def partition_of(group_id: str, partitions: int) -> int:
-    """Java's String.hashCode over UTF-16, its absolute value, modulo the partitions: where every Kafka client's tools
-    look.
-    """
-    units = group_id.encode("utf-16-be", "surrogatepass")
-    code = 0
-    for position in range(0, len(units), 2):
-        code = (31 * code + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
-    signed = code - (1 << 32) if code >= 1 << 31 else code
-    return (0 if signed == -(1 << 31) else abs(signed)) % partitions
 
 
 class GroupCoordinator:
@@ -412,70 +399,6 @@ class GroupCoordinator:
 
     def _now(self) -> Moment:
         return Moment(self._clock.now(), self._wall.latest_ms())
-
-
-class Wall:
-    """The wall clock may be set forward or back under us. One that is set a year ahead must not take every committed
-    offset for old, nor one that is set back stamp new ones as old. So a commit is stamped with the later of two
-    readings, and expiry goes by the earlier: the wall clock, and what it was at the start plus the time that has passed
-    since. Offsets may be kept for longer by that, never for shorter."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._began_ms = clock.wall_ms()
-        self._began = clock.now()
-
-    def latest_ms(self) -> int:
-        """For stamps."""
-        return max(self._clock.wall_ms(), self._steady_ms())
-
-    def earliest_ms(self) -> int:
-        """For what has become too old."""
-        return min(self._clock.wall_ms(), self._steady_ms())
-
-    def _steady_ms(self) -> int:
-        return self._began_ms + round((self._clock.now() - self._began) * 1000)
-
-
-class _Alarm:
-    __slots__ = ("_ring", "answered", "at")
-
-    def __init__(self, at: float, ring: Callable[[], None]) -> None:
-        self.at = at
-        self.answered = False
-        self._ring = ring
-
-    def expire(self) -> None:
-        self.answered = True
-        self._ring()
-
-
-class Alarms:
-    """One deadline heap for all groups; each has at most one alarm in it, and an earlier one takes the place of a
-    later."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._deadlines = Deadlines(clock)
-        self._alarms: dict[Hashable, _Alarm] = {}
-
-    def __len__(self) -> int:
-        return len(self._alarms)
-
-    def keep(self, owner: Hashable, at: float, ring: Callable[[], None]) -> None:
-        """See that `ring` runs not later than `at`; NEVER calls it off."""
-        alarm = self._alarms.get(owner)
-        if alarm is not None:
-            if alarm.at <= at < NEVER:
-                return
-            alarm.answered = True
-            del self._alarms[owner]
-        if at < NEVER:
-            alarm = self._alarms[owner] = _Alarm(at, lambda: self._ring(owner, ring))
-            self._deadlines.add(at, alarm)
-
-    def _ring(self, owner: Hashable, ring: Callable[[], None]) -> None:
-        del self._alarms[owner]
-        ring()
 
 
 def _unheard(_code: int) -> None:

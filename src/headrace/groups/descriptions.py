@@ -23,16 +23,6 @@ class Lag:
     lag: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedPartition:
-    """One of the offsets topic that this broker leads and cannot read: its groups are not answered."""
-
-    partition: int
-    offset: int
-    reason: str
-    is_damage: bool
-
-
 def description(group: Group) -> DescribedGroup:
     """Metadata and assignments are shown when they hold: in a stable group."""
     kept = group.snapshot()

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from headrace.coordinators.alarms import NEVER
 from headrace.errors import ErrorCode
 from headrace.groups.limits import GroupLimits
-from headrace.groups.member import NEVER, Member, select_protocol
+from headrace.groups.member import Member, select_protocol
 from headrace.groups.messages import (
     CommitRequest,
     JoinReply,

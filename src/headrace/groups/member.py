@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
 
+from headrace.coordinators.alarms import NEVER
 from headrace.groups.messages import JoinRequest, Protocols
-
-NEVER: Final = float("inf")
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
 from typing import Final
 
+from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.coordinators.record_fields import Reader, Record
+from headrace.coordinators.state_partitions import StateTopic
 from headrace.errors import BatchTooLarge, CorruptBatch, ErrorCode
 from headrace.groups.group import Group, State
 from headrace.groups.messages import CommitRequest, FetchedOffset, PartitionResult
@@ -21,8 +24,6 @@ from headrace.groups.records import (
     NO_EXPIRY,
     OffsetAndMetadata,
     OffsetKey,
-    Reader,
-    Record,
     encode_offset,
     encode_offset_key,
 )
@@ -47,6 +48,14 @@ FAULTS: Final[Mapping[int, int]] = {
     BatchTooLarge.mapping.kafka_code: INVALID_COMMIT_OFFSET_SIZE,
 }
 """What a failed append means to a client of the group: most is over when it finds the coordinator again."""
+
+OFFSETS: Final = StateTopic(
+    OFFSETS_TOPIC,
+    "offsets.loss.accepted",
+    "groups",
+    "the committed offsets of its groups",
+    "groups then go on with older offsets, or with none",
+)
 
 Accepted = Mapping[tuple[str, int], OffsetAndMetadata]
 Refused = Mapping[tuple[str, int], int]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headrace.coordinators.alarms import NEVER
 from headrace.errors import ErrorCode
 from headrace.groups.limits import GroupLimits
-from headrace.groups.member import NEVER, Member, common_protocols
+from headrace.groups.member import Member, common_protocols
 from headrace.groups.messages import JoinedMember, JoinRequest
 from headrace.groups.records import MemberSnapshot
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_partitions import ProducerEpoch
 from headrace.groups.group import Group, Moment
 from headrace.groups.limits import GroupLimits
 from headrace.groups.offsets import OffsetCache, TopicId
@@ -12,7 +14,6 @@ from headrace.groups.records import (
     GroupKey,
     GroupSnapshot,
     OffsetKey,
-    Record,
     decode_group,
     decode_key,
     decode_offset,
@@ -96,11 +97,14 @@ class ShardLoad:
     def wanted(self) -> bool:
         return self._shard.loading and not self._shard.gone
 
-    def replay(self, records: Iterable[Record]) -> None:
+    def replay(self, records: Iterable[Record], producer: ProducerEpoch | None = None) -> None:
         """The next records of the partition, in order; as many calls as it takes. CorruptBatch: one of them cannot be
         read, and the groups must not be opened without it."""
         if self.wanted:
             self._shard.replay(records)
+
+    def replay_marker(self, producer: ProducerEpoch, *, committed: bool) -> None:
+        """The end of a transaction."""
 
     def ready(self) -> None:
         """Everything below the high watermark was replayed: answer requests."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 from headrace.cluster.image import NO_LEADER
 from headrace.cluster.names import OFFSETS_TOPIC, group_name_fault
 from headrace.coordination.waits import pause
+from headrace.coordinators.state_log import partition_of
 from headrace.errors import (
     BatchTooLarge,
     CoordinatorLoading,
@@ -32,7 +33,6 @@ from headrace.errors import (
     UnknownGroup,
     UnknownPartition,
 )
-from headrace.groups.coordinator import partition_of
 from headrace.groups.group import State
 from headrace.groups.messages import (
     NO_OFFSET,

@@ -9,8 +9,9 @@ from typing import Any
 from headrace.cluster.config import Configs
 from headrace.cluster.image import Image
 from headrace.cluster.topics import Topics
+from headrace.coordinators.state_partitions import ClosedPartition
 from headrace.groups.coordinator import GroupCoordinator
-from headrace.groups.descriptions import ClosedPartition, Lag
+from headrace.groups.descriptions import Lag
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock

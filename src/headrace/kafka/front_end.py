@@ -17,10 +17,11 @@ from headrace.cluster.participant import Participant
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.cluster.topics import TopicCreation
 from headrace.coordination.waits import pause
+from headrace.coordinators.state_log import StateLog
+from headrace.coordinators.state_partitions import StatePartitions, accepted_losses
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
-from headrace.groups.offsets_log import GroupLog
-from headrace.groups.offsets_partitions import ACCEPTED_SETTING, GroupPartitions, accepted_losses
+from headrace.groups.offsets import OFFSETS
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
 from headrace.metrics import Metrics
@@ -55,7 +56,7 @@ class FrontEnd:
         self._built.callback(self.key_indexes.close)
         self.groups = GroupCoordinator(
             self._clock,
-            GroupLog(participant.partitions).append,
+            StateLog(participant.partitions, OFFSETS_TOPIC).append,
             self._offsets_partitions(),
             draw_id,
             limits_from(participant.effective_settings()),
@@ -63,12 +64,13 @@ class FrontEnd:
         )
         self._built.callback(self.groups.close)
         participant.store.on_sync(metrics.syncs.add)
-        self.group_partitions = GroupPartitions(
+        self.group_partitions = StatePartitions(
+            OFFSETS,
             participant.partitions,
             self.groups,
             participant.disk,
             lambda: participant.view.image,
-            lambda: accepted_losses(participant.effective_settings()[ACCEPTED_SETTING]),
+            lambda: accepted_losses(participant.effective_settings()[OFFSETS.loss_setting]),
         )
         self.group_partitions.follow()
         participant.view.listen(self._follow_groups)

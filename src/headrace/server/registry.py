@@ -22,16 +22,17 @@ from headrace.cluster.changes import Changes
 from headrace.cluster.config import Configs, EffectiveSettings
 from headrace.cluster.image import NO_BROKER
 from headrace.cluster.leadership import Leadership
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.cluster.topics import TopicCreation, Topics, limits_from
 from headrace.cluster.user_values import UserValues
 from headrace.cluster.view import ClusterView
 from headrace.coordination.choice import on_etcd, open_etcd
 from headrace.coordination.startup_wait import Patience
+from headrace.coordinators.state_log import StateLog
 from headrace.errors import CoordinationError, OperatorError, SettingError
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from as group_limits_from
-from headrace.groups.offsets_log import GroupLog
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.kafka import listeners
@@ -124,7 +125,7 @@ class Registry:
         self._partitions = Partitions(NoLogs(), clock, NO_BROKER)
         groups = GroupCoordinator(
             clock,
-            GroupLog(self._partitions).append,
+            StateLog(self._partitions, OFFSETS_TOPIC).append,
             0,  # it leads none
             lambda: str(uuid.uuid4()),
             group_limits_from(effective()),

@@ -248,6 +248,15 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "partition:offset",
         pattern=r"\d+:\d+",
     ),
+    Setting(
+        "transactions.loss.accepted",
+        "list",
+        (),
+        "places in __transaction_state that no replica can read: from there up to the next readable record, the state "
+        "of transactions is given up, and the transactional ids are served again",
+        "partition:offset",
+        pattern=r"\d+:\d+",
+    ),
     Setting("offsets.metadata.max.bytes", "int", 4096, "largest metadata text with a committed offset", "bytes", 0),
     Setting(
         "group.initial.rebalance.delay.ms",

@@ -30,5 +30,5 @@ Text = Literal[
     "registry.http.listen", "replication.advertise", "replication.listen", "replication.tls.ca", "tls.certificate",
     "tls.client.ca", "tls.key",
 ]  # fmt: skip
-TextList = Literal["advertise", "listen", "offsets.loss.accepted", "registry.listen"]
+TextList = Literal["advertise", "listen", "offsets.loss.accepted", "registry.listen", "transactions.loss.accepted"]
 Hidden = Literal["etcd.password"]

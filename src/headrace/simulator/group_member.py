@@ -18,8 +18,8 @@ from headrace.client.consumer.group_protocol import (
     encode_subscription,
 )
 from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.coordinators.state_log import partition_of
 from headrace.errors import ErrorCode
-from headrace.groups.coordinator import partition_of
 from headrace.simulator.connection import PATIENCE_SECONDS, Client, Clients
 from headrace.simulator.consumer import fetch, fetched, is_deleted, take
 from headrace.simulator.history import Violation

@@ -14,8 +14,8 @@ from typing import Final
 
 from headrace.cluster.image import Image
 from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.coordinators.state_log import partition_of
 from headrace.errors import ErrorCode
-from headrace.groups.coordinator import partition_of
 from headrace.records import kernel
 from headrace.records.record import NewRecord
 from headrace.simulator.connection import VERSIONS, Client, Clients

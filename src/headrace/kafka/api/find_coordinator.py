@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.cluster.names import OFFSETS_TOPIC, group_name_fault
+from headrace.coordinators.state_log import partition_of
 from headrace.errors import ErrorCode, HeadraceError
-from headrace.groups.coordinator import partition_of
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 

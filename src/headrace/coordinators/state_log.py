@@ -1,13 +1,14 @@
-"""The log of the groups: what they append goes to a partition of __consumer_offsets, in batches of bounded size."""
+"""The log of a coordinator's state: what it appends goes to a partition of its internal topic, in batches of bounded
+size, and is answered when the high watermark has passed it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Final
 
-from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.coordinators.record_fields import Record
 from headrace.errors import ErrorCode, HeadraceError
-from headrace.groups.records import Record
 from headrace.partitions.partitions import Partitions
 from headrace.records import kernel
 
@@ -18,18 +19,34 @@ BYTES_PER_BATCH: Final = 512 << 10
 
 AppendDone = Callable[[int], None]
 Append = Callable[[int, int, list[Record], AppendDone], None]
-"""Append records to a partition of the offsets topic while it is led in this epoch; `done` hears the error code once
+"""Append records to a partition of the internal topic while it is led in this epoch; `done` hears the error code once
 they are below the watermark."""
 
 
-class GroupLog:
-    def __init__(self, partitions: Partitions) -> None:
+@lru_cache(maxsize=10_000)
+def partition_of(key: str, partitions: int) -> int:
+    """Java's String.hashCode over UTF-16, its absolute value, modulo the partitions: where every Kafka client's tools
+    look.
+    """
+    units = key.encode("utf-16-be", "surrogatepass")
+    code = 0
+    for position in range(0, len(units), 2):
+        code = (31 * code + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+    signed = code - (1 << 32) if code >= 1 << 31 else code
+    return (0 if signed == -(1 << 31) else abs(signed)) % partitions
+
+
+class StateLog:
+    """Of one internal topic."""
+
+    def __init__(self, partitions: Partitions, topic: str) -> None:
         self._partitions = partitions
+        self._topic = topic
 
     def append(self, index: int, epoch: int, records: list[Record], done: AppendDone) -> None:
         """Append at least one record. `done` hears once, when the high watermark has passed all of them, or they cannot
-        be had: the first error code if there was one. Groups that were loaded in one epoch append to that one only: who
-        loads the next must not miss what they add."""
+        be had: the first error code if there was one. State that was loaded in one epoch appends to that one only: who
+        loads the next must not miss what is added."""
         batches = list(in_batches(records))
         codes: list[int] = []
 
@@ -42,7 +59,7 @@ class GroupLog:
             self._append(index, epoch, batch, batch_done if len(batches) > 1 else done)
 
     def _append(self, index: int, epoch: int, records: list[Record], done: AppendDone) -> None:
-        partition = self._partitions.find(OFFSETS_TOPIC, index)
+        partition = self._partitions.find(self._topic, index)
         if partition is None or partition.epoch != epoch:
             done(ErrorCode.NOT_COORDINATOR)
             return

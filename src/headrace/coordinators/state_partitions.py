@@ -1,17 +1,18 @@
-"""The partitions of __consumer_offsets that this broker leads, and their way from the log into the coordinator.
+"""The partitions of an internal topic that this broker leads, and their way from the log into the coordinator whose
+state they hold.
 
-A partition that is led in a new epoch is read when its watermark has reached what the epoch began with: a commit that
-was answered by an earlier leader is below it, and nothing above it can be taken back. It is read up to the watermark,
-piece by piece, each in a turn of its own and from the page cache, so that the loop serves others meanwhile; its groups
-answer COORDINATOR_LOAD_IN_PROGRESS until the end. When the broker does not lead it any more, its groups are dropped at
+A partition that is led in a new epoch is read when its watermark has reached what the epoch began with: whatever an
+earlier leader has answered is below it, and nothing above it can be taken back. It is read up to the watermark, piece
+by piece, each in a turn of its own and from the page cache, so that the loop serves others meanwhile; what it holds
+answers COORDINATOR_LOAD_IN_PROGRESS until the end. When the broker does not lead it any more, its state is dropped at
 once.
 
-A load opens its groups only when it has seen every batch. What it cannot read it tries again, with longer and longer
+A load opens its partition only when it has seen every batch. What it cannot read it tries again, with longer and longer
 pauses. Damage is reported like any other (`Partition.found_damage`): where another member of the in-sync set is alive
-the broker resigns, and the partition is loaded there. Where none is, the groups stay closed, because an older offset
-must never be taken for the last one; the log says so, and how an operator accepts what is lost (the setting
-`offsets.loss.accepted`). A record that is whole and means nothing to this version closes its partition in the same way,
-but is no damage: no other replica has it better.
+the broker resigns, and the partition is loaded there. Where none is, the partition stays closed, because older state
+must never be taken for the last; the log says so, and how an operator accepts what is lost (the setting
+`StateTopic.loss_setting`). A record that is whole and means nothing to this version closes its partition in the same
+way, but is no damage: no other replica has it better.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, Protocol
 
 from headrace.cluster.image import Image
-from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_log import ALL_IN_SYNC
 from headrace.errors import CorruptBatch, HeadraceError, InvalidRecord, StorageFailed
-from headrace.groups.coordinator import GroupCoordinator
-from headrace.groups.descriptions import ClosedPartition
-from headrace.groups.records import Record
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk, FileSlice
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches, check
+from headrace.records.control import read_marker
 from headrace.storage.log import TopicPartition
 from headrace.storage.page_cache import are_warm
 
@@ -40,12 +41,10 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 256 << 10
 """Of the log that one turn takes into memory, or one batch if that is larger."""
-ALL_IN_SYNC: Final = -1
 PAUSE_LEAST_SECONDS: Final = 0.1
 PAUSE_MOST_SECONDS: Final = 10.0
 UNABLE_AFTER_SECONDS: Final = 30.0
 """How long a load is tried, when nothing is known to be damaged, before another broker shall try."""
-ACCEPTED_SETTING: Final = "offsets.loss.accepted"
 
 Loss = tuple[int, int]
 """A partition and the first offset there that cannot be read."""
@@ -57,19 +56,90 @@ def accepted_losses(texts: Iterable[str]) -> frozenset[Loss]:
     return frozenset((int(partition), int(offset)) for partition, offset in pairs)
 
 
-class GroupPartitions:
+@dataclass(frozen=True, slots=True)
+class StateTopic:
+    """An internal topic that holds a coordinator's state, and what its log messages say."""
+
+    name: str
+    loss_setting: Literal["offsets.loss.accepted", "transactions.loss.accepted"]
+    """The setting by which an operator accepts what cannot be read: a list of partition:offset."""
+    kept: str
+    """What its records are about, as in "its groups wait"."""
+    unknown: str
+    """What is not known while a partition cannot be read."""
+    after_loss: str
+    """What comes of an accepted loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedPartition:
+    """One that this broker leads and cannot read: what it holds is not answered."""
+
+    partition: int
+    offset: int
+    reason: str
+    is_damage: bool
+
+
+class ProducerEpoch(NamedTuple):
+    producer_id: int
+    epoch: int
+
+
+class Loading(Protocol):
+    """A partition's state on its way into memory. Of no effect once the partition was resigned."""
+
+    @property
+    def wanted(self) -> bool: ...
+
+    def replay(self, records: Iterable[Record], producer: ProducerEpoch | None = None) -> None:
+        """The next records of the partition, in order; as many calls as it takes, after a failed one the same again.
+        Of a producer's transaction they count when its marker says so. CorruptBatch: one of them cannot be read, and
+        the state must not be opened without it."""
+        ...
+
+    def replay_marker(self, producer: ProducerEpoch, *, committed: bool) -> None:
+        """What the producer wrote in its transaction up to here counts from now on, or is dropped. The epoch may be
+        greater than that of what it wrote."""
+        ...
+
+    def ready(self) -> None:
+        """Everything below the high watermark was replayed: answer requests."""
+        ...
+
+
+class Coordinator(Protocol):
+    """Who keeps the state."""
+
+    def lead(self, partition: int, epoch: int) -> Loading:
+        """This broker leads the partition in this epoch: what it holds answers COORDINATOR_LOAD_IN_PROGRESS until it is
+        loaded."""
+        ...
+
+    def resign(self, partition: int) -> None:
+        """This broker does not lead the partition any more; everyone who waits looks for the new coordinator."""
+        ...
+
+    def drop_topics(self, ids: Collection[bytes]) -> None:
+        """Topics with these ids were deleted; told again after a load."""
+        ...
+
+
+class StatePartitions:
     """Keeps the coordinator's partitions as the roles of this broker are; `follow` after every change, and at ticks."""
 
     def __init__(
         self,
+        topic: StateTopic,
         partitions: Partitions,
-        groups: GroupCoordinator,
+        coordinator: Coordinator,
         disk: Disk,
         image: Callable[[], Image],
         accepted: Callable[[], Collection[Loss]] = frozenset,
     ) -> None:
+        self.topic = topic
         self._partitions = partitions
-        self._groups = groups
+        self._coordinator = coordinator
         self._disk = disk
         self._image = image
         self._accepted = accepted
@@ -85,12 +155,12 @@ class GroupPartitions:
         return [load.fault for load in self._loads.values() if load.fault is not None]
 
     def follow(self) -> None:
-        topic = self._image().topics.get(OFFSETS_TOPIC)
+        topic = self._image().topics.get(self.topic.name)
         count = 0 if topic is None else len(topic.partitions)
         for index in [index for index in self._loads if index >= count]:
             self._resign(index)
         for index in range(count):
-            partition = self._partitions.find(OFFSETS_TOPIC, index)
+            partition = self._partitions.find(self.topic.name, index)
             load = self._loads.get(index)
             if load is not None and load.partition is not partition:
                 self._resign(index)
@@ -98,26 +168,25 @@ class GroupPartitions:
                 self._go_on(index, partition)
 
     def forget_topics(self, old: Image, new: Image) -> None:
-        """An image listener: nobody can come back to the offsets of topics that were deleted. Topics that are only
-        missing keep theirs."""
+        """An image listener: nobody can come back to topics that were deleted. Topics that are only missing may."""
         gone = new.deleted.keys() - old.deleted.keys()
         if gone:
-            self._groups.drop_topics(gone)
+            self._coordinator.drop_topics(gone)
 
     def _go_on(self, index: int, partition: Partition) -> None:
         load = self._loads.get(index)
         if load is None:
             load = self._loads[index] = _Load(self, partition, self._partitions.clock, self._disk)
-            load.begin(self._groups)
+            load.begin(self._coordinator)
         load.wait()
 
     def _resign(self, index: int) -> None:
         del self._loads[index]
-        self._groups.resign(index)
+        self._coordinator.resign(index)
 
     def loaded(self, partition: Partition) -> None:
         self._partitions.unable.discard(partition)
-        self._groups.drop_topics(self._image().deleted.keys())
+        self._coordinator.drop_topics(self._image().deleted.keys())
 
     def unable(self, partition: Partition) -> None:
         """It could not be loaded for a long time, for no reason that lies in its log."""
@@ -132,7 +201,7 @@ class GroupPartitions:
 class _Load:
     """One partition in one epoch, from the beginning of its lead until it is in memory."""
 
-    def __init__(self, owner: GroupPartitions, partition: Partition, clock: Clock, disk: Disk) -> None:
+    def __init__(self, owner: StatePartitions, partition: Partition, clock: Clock, disk: Disk) -> None:
         assert partition.core is not None, "only a leader loads"
         self.partition = partition
         self.answered = False
@@ -144,8 +213,8 @@ class _Load:
         self._needed = partition.core.epoch_start
         """The watermark that all of earlier epochs is below."""
         self._end = self._needed
-        """What is loaded, known when the watermark has come that far. Nothing of this epoch can be above it: the groups
-        append only once they are open, and groups of an earlier epoch cannot append to this one."""
+        """What is loaded, known when the watermark has come that far. Nothing of this epoch can be above it: state
+        is appended only once it is open, and state of an earlier epoch cannot be appended to this one."""
         self._offset = partition.log.start_offset
         """Everything below it was seen: replayed, or not there."""
         self._losing_from: int | None = None
@@ -154,8 +223,8 @@ class _Load:
         self._failing_since = 0.0
         self._waiting = self._pausing = self.reading = self._done = False
 
-    def begin(self, groups: GroupCoordinator) -> None:
-        self._loading = groups.lead(self._index, self.partition.epoch)
+    def begin(self, coordinator: Coordinator) -> None:
+        self._loading = coordinator.lead(self._index, self.partition.epoch)
 
     # The wait for the watermark, as a produce request waits.
 
@@ -244,7 +313,11 @@ class _Load:
 
     def _replay(self, header: BatchHeader, view: memoryview) -> None:
         try:
-            self._loading.replay(() if header.is_control else _records(view))
+            producer = ProducerEpoch(header.producer_id, header.producer_epoch) if header.is_transactional else None
+            if not header.is_control:
+                self._loading.replay(_records(view), producer)
+            elif producer is not None and (marker := read_marker(view, header)) is not None:
+                self._loading.replay_marker(producer, committed=marker.committed)
         except CorruptBatch as error:  # the batch is as it was written: its bytes were checked
             raise InvalidRecord(
                 f"{self._where}: a record of the batch at offset {header.base_offset}: {error}"
@@ -279,15 +352,17 @@ class _Load:
         self._pause_seconds = min(2 * self._pause_seconds, PAUSE_MOST_SECONDS)
 
     def _report(self, fault: ClosedPartition, *, lasts: bool) -> None:
+        topic = self._owner.topic
         if not lasts:
-            log.warning("%s: not loaded yet, its groups wait; tried again: %s", self._where, fault.reason)
+            log.warning("%s: not loaded yet, its %s wait; tried again: %s", self._where, topic.kept, fault.reason)
             return
         log.error(
-            "%s: offset %d cannot be read, so the committed offsets of its groups are not known and its groups are not "
+            "%s: offset %d cannot be read, so %s are not known and its %s are not "
             "answered: %s. If another replica is in sync it leads instead. If none has these records, `headrace log "
             "verify` says what is damaged, and `headrace config set broker %d %s=%d:%d` accepts that the records from "
-            "there up to the next readable one are lost: groups then go on with older offsets, or with none",
-            self._where, fault.offset, fault.reason, self.partition.leader, ACCEPTED_SETTING, self._index, fault.offset,
+            "there up to the next readable one are lost: %s",
+            self._where, fault.offset, topic.unknown, topic.kept, fault.reason, self.partition.leader,
+            topic.loss_setting, self._index, fault.offset, topic.after_loss,
         )  # fmt: skip
 
     def _try_again(self) -> None:

@@ -1,4 +1,4 @@
-"""What groups append becomes one batch of the offsets topic, and is looked at no more often than it must be."""
+"""What a coordinator appends becomes one batch of its topic, and is looked at no more often than it must be."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from crc32c import crc32c
 
 from chosen_layout import new_store
 from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_log import BYTES_PER_BATCH, RECORDS_PER_BATCH, AppendDone, StateLog, in_batches
 from headrace.errors import BatchTooLarge, ErrorCode
-from headrace.groups.offsets_log import BYTES_PER_BATCH, RECORDS_PER_BATCH, AppendDone, GroupLog, in_batches
-from headrace.groups.records import Record
 from headrace.partitions import partition as partition_module
 from headrace.partitions.partitions import Partitions
 from headrace.records import batch, kernel
@@ -37,7 +37,7 @@ class Scene:
 
     def append(self, records: list[Record], epoch: int = EPOCH) -> list[int]:
         heard: list[int] = []
-        GroupLog(self.partitions).append(0, epoch, records, heard.append)
+        StateLog(self.partitions, OFFSETS_TOPIC).append(0, epoch, records, heard.append)
         self.clock.run_soon()
         return heard
 
@@ -78,7 +78,7 @@ def test_records_bear_the_time_of_the_append_where_the_topic_says_so() -> None:
     assert batch.check(stored).append_time
 
 
-def test_groups_of_another_epoch_append_nothing() -> None:
+def test_state_of_another_epoch_append_nothing() -> None:
     scene = Scene({})
     assert scene.append(ONE, EPOCH - 1) == [ErrorCode.NOT_COORDINATOR]
     assert scene.stored() == []
@@ -106,7 +106,7 @@ def test_all_batches_have_one_answer_the_first_error_if_there_was_one(
     waiting: list[AppendDone] = []
     heard: list[int] = []
     scene = Scene({})
-    log = GroupLog(scene.partitions)
+    log = StateLog(scene.partitions, OFFSETS_TOPIC)
     monkeypatch.setattr(log, "_append", lambda _index, _epoch, _records, done: waiting.append(done))
     log.append(0, EPOCH, [(b"k", None)] * (2 * RECORDS_PER_BATCH + 1), heard.append)
     assert len(waiting) == 3
