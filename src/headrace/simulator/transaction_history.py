@@ -1,0 +1,376 @@
+"""What clients did in transactions, and whether what they were told and what the logs hold can both be true.
+
+While it runs: a record is read as committed only when somebody has asked to commit its transaction; what a producer
+sends after a later one of its transactional id was let in is never acknowledged; nobody is fenced without a reason; a
+last stable offset is never above the watermark and never falls within an epoch. At the end, from the logs that all
+replicas agree on: each transaction is ended in each partition by one marker, the same everywhere, the one that was
+acknowledged, or any of the two if no answer came; one that nobody asked to commit is aborted. No last stable offset
+that was seen was above the beginning of a transaction whose marker was not below the watermark then. Readers of what
+is committed have read exactly that. Offsets belong to the transaction that they were sent in: where records are copied
+from one topic to another, each is there once.
+
+A session is one life of a program with a transactional id. Epochs tell which of two sessions is the later one: answers
+of a coordinator that was replaced may come late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.simulator.history import Batch, Violation
+from headrace.storage.log import TopicPartition
+
+Home = tuple[str, TopicPartition]
+"""A group and a partition that it commits offsets of."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    number: int
+    """The producer's number in its batches."""
+    transactional_id: str
+    timeout_seconds: float
+    producer_id: int = -1
+    epoch: int = -1
+    fenced_at: float | None = None
+    """Since when a later session of the same id has been let in."""
+    asked_inits: int = 0
+    answered_inits: int = 0
+    begun: int = 0
+    """Transactions."""
+
+    def __str__(self) -> str:
+        return f"{self.transactional_id}#{self.number}"
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    session: Session
+    number: int
+    begun_at: float
+    two_phase: bool = False
+    """Nobody ends it but who owns it."""
+    sent: dict[TopicPartition, list[Batch]] = field(default_factory=dict)
+    offsets: dict[Home, int] = field(default_factory=dict)
+    commit_asked: bool = False
+    abort_asked: bool = False
+    commits_open: int = 0
+    """Requests to commit it that may have been heard: all but those that were refused for certain."""
+    told: bool | None = None
+    """Whether it is committed, as a coordinator has acknowledged."""
+    read: bool = False
+    """Somebody was given something of it as committed."""
+
+    def __str__(self) -> str:
+        return f"transaction {self.number} of {self.session}"
+
+
+class Entry(NamedTuple):
+    """A record of the final log, or a marker."""
+
+    offset: int
+    producer_id: int
+    epoch: int
+    batch: Batch | None
+    """None: it is a marker."""
+    nth: int = 0
+    committed: bool = False
+    """Of a marker."""
+
+
+class Span(NamedTuple):
+    """A transaction in one partition."""
+
+    transaction: Transaction
+    first: int
+    marker: int
+    committed: bool
+
+
+class TransactionHistory:
+    def __init__(self, note: Callable[[str], None], now: Callable[[], float], *, clocks_differ: bool = False) -> None:
+        self.counts: Counter[str] = Counter()
+        self._note = note
+        self._now = now
+        self._clocks_differ = clocks_differ
+        """Whether a coordinator may find a transaction older than it is."""
+        self._sessions: dict[str, list[Session]] = {}
+        self._numbers = 0
+        self._transactions: list[Transaction] = []
+        self._of_batch: dict[Batch, Transaction] = {}
+        self._copies: dict[Batch, list[tuple[TopicPartition, int]]] = {}
+        """By batch: where each of its records was copied from."""
+        self._late: set[Batch] = set()
+        self._stable: dict[tuple[TopicPartition, str, int], int] = {}
+        self._seen: dict[TopicPartition, dict[int, int]] = {}
+        """By last stable offset that was seen: the lowest watermark beside it."""
+        self._read: dict[TopicPartition, dict[str, set[int]]] = {}
+
+    # Sessions.
+
+    def session(self, transactional_id: str, timeout_seconds: float, first_number: int = 5000) -> Session:
+        self._numbers += 1
+        made = Session(first_number + self._numbers, transactional_id, timeout_seconds)
+        self._sessions.setdefault(transactional_id, []).append(made)
+        return made
+
+    def asks_to_init(self, session: Session) -> None:
+        session.asked_inits += 1
+
+    def initialized(self, session: Session, producer_id: int, epoch: int, *, again: bool = False) -> None:
+        """A coordinator lets it in; `again`: by the id and epoch that it had."""
+        self._note(f"{session} is {producer_id} epoch {epoch}")
+        if again and session.fenced_at is not None:
+            raise Violation(f"{session} was fenced, and is let in again with epoch {epoch}")
+        session.answered_inits += 1
+        self.bumped(session, producer_id, epoch)
+        for other in self._sessions[session.transactional_id]:
+            if other is session or other.producer_id != producer_id:
+                continue
+            late, early = (session, other) if other.epoch < epoch else (other, session)
+            if late.epoch == early.epoch:
+                raise Violation(f"{late} and {early} both have epoch {epoch} of producer {producer_id}")
+            if early.fenced_at is None:
+                self._note(f"{early} is fenced by {late}")
+                early.fenced_at = self._now()
+
+    def bumped(self, session: Session, producer_id: int, epoch: int) -> None:
+        """It goes on with another epoch."""
+        if session.producer_id == producer_id and epoch < session.epoch:
+            raise Violation(f"{session} has epoch {session.epoch} and is given {epoch}")
+        session.producer_id, session.epoch = producer_id, epoch
+
+    def told_fenced(self, session: Session, transaction: Transaction | None, code: int) -> None:
+        """It is told that it is out: another session has begun, or its transaction took too long."""
+        self._note(f"{session} is told {code}")
+        self.counts["fenced"] += 1
+        others = self._sessions[session.transactional_id]
+        if self._clocks_differ or session.fenced_at is not None or session.asked_inits > session.answered_inits:
+            return
+        if any(other.asked_inits and other.number > session.number for other in others):
+            return
+        if transaction is not None and self._now() - transaction.begun_at >= session.timeout_seconds:
+            return
+        raise Violation(f"{session} is told {code}, though nobody has followed it and nothing took too long")
+
+    # Transactions.
+
+    def begin(self, session: Session, *, two_phase: bool = False) -> Transaction:
+        session.begun += 1
+        made = Transaction(session, session.begun, self._now(), two_phase)
+        self._transactions.append(made)
+        return made
+
+    def sends(
+        self,
+        transaction: Transaction,
+        where: TopicPartition,
+        batch: Batch,
+        copied: Sequence[tuple[TopicPartition, int]] = (),
+    ) -> None:
+        transaction.sent.setdefault(where, []).append(batch)
+        self._of_batch[batch] = transaction
+        if copied:
+            self._copies[batch] = list(copied)
+        if transaction.session.fenced_at is not None:
+            self._late.add(batch)
+
+    def acknowledged(self, batch: Batch, by: str) -> None:
+        self.counts["written in transactions"] += 1
+        if batch in self._late:
+            raise Violation(f"{by} takes batch {batch} of {self._of_batch[batch]}, which was sent after it was fenced")
+
+    def sends_offsets(self, transaction: Transaction, offsets: dict[Home, int]) -> None:
+        transaction.offsets |= offsets
+
+    def asks_to_end(self, transaction: Transaction, *, committed: bool) -> None:
+        if committed:
+            transaction.commit_asked = True
+            transaction.commits_open += 1
+        else:
+            transaction.abort_asked = True
+
+    def end_refused(self, transaction: Transaction, *, committed: bool) -> None:
+        """A coordinator answers that it has not done it, for certain."""
+        transaction.commits_open -= committed
+
+    def ended(self, transaction: Transaction, by: str, *, committed: bool) -> None:
+        """A coordinator acknowledges the end."""
+        word = "committed" if committed else "aborted"
+        self._note(f"{transaction} is {word} by {by}")
+        self.counts[word] += 1
+        if transaction.told not in (None, committed):
+            raise Violation(f"{by} tells that {transaction} is {word}, after the opposite was told")
+        transaction.told = committed
+
+    def add_reader(self, where: TopicPartition, reader: str) -> None:
+        """Who reads what is committed, from the beginning to the end."""
+        self._read.setdefault(where, {})[reader] = set()
+
+    def read(self, where: TopicPartition, offset: int, batch: Batch, reader: str, by: str) -> None:
+        """Somebody who reads what is committed is given a record."""
+        transaction = self._of_batch.get(batch)
+        if transaction is None:
+            raise Violation(f"{where}: {by} gives {batch} at {offset}, which nobody has sent")
+        if not transaction.commit_asked:
+            raise Violation(f"{where}: {by} gives {offset} of {transaction}, which nobody has asked to commit")
+        if transaction.told is False:
+            raise Violation(f"{where}: {by} gives {offset} of {transaction}, which is aborted")
+        transaction.read = True
+        self.counts["read as committed"] += 1
+        self._read[where][reader].add(offset)
+
+    def offset_told(self, home: Home, offset: int, by: str) -> None:
+        """A group's coordinator answers a stable offset that was sent in a transaction."""
+        owners = [each for each in self._transactions if each.offsets.get(home) == offset]
+        if not any(each.commit_asked and each.told is not False for each in owners):
+            raise Violation(f"{home}: {by} answers {offset}, which no transaction has committed")
+
+    def stable(self, where: TopicPartition, epoch: int, who: str, stable: int, watermark: int) -> None:
+        """Where a replica has its last stable offset, in an epoch."""
+        known = self._stable.get((where, who, epoch), 0)
+        if stable < known:
+            raise Violation(f"{where}: the last stable offset of {who} fell from {known} to {stable} in epoch {epoch}")
+        self._stable[where, who, epoch] = stable
+        self.stable_told(where, stable, watermark, who)
+
+    def stable_told(self, where: TopicPartition, stable: int, watermark: int, by: str) -> None:
+        if stable > watermark:
+            raise Violation(f"{where}: {by} has the last stable offset {stable} above the watermark {watermark}")
+        seen = self._seen.setdefault(where, {})
+        seen[stable] = min(watermark, seen.get(stable, watermark))
+
+    # At the end.
+
+    def judge(
+        self,
+        logs: dict[TopicPartition, Sequence[Entry]],
+        offsets: dict[Home, int],
+        *,
+        copied: Collection[TopicPartition] = (),
+        copies: Collection[TopicPartition] = (),
+    ) -> None:
+        """Compare with the final logs and with what groups have committed. What is in the partitions `copied` is in
+        `copies`, once."""
+        spans = {where: self._spans(where, entries) for where, entries in logs.items()}
+        outcomes = self._outcomes(spans)
+        for transaction in self._transactions:
+            self._check_outcome(transaction, outcomes.get(transaction))
+        for where, found in spans.items():
+            self._check_stable(where, found)
+            self._check_read(where, found, logs[where])
+        self._check_offsets(offsets, outcomes)
+        self._check_copies(copied, copies, spans, logs)
+        self.counts["transactions"] += len(self._transactions)
+
+    def _spans(self, where: TopicPartition, entries: Iterable[Entry]) -> list[Span]:
+        spans: list[Span] = []
+        pending: dict[int, list[Entry]] = {}
+        epochs: dict[int, int] = {}
+        ended: dict[Transaction, int] = {}
+        for entry in entries:
+            if entry.epoch < epochs.get(entry.producer_id, -1):
+                raise Violation(
+                    f"{where}: epoch {entry.epoch} of producer {entry.producer_id} at {entry.offset} "
+                    f"follows its epoch {epochs[entry.producer_id]}"
+                )
+            epochs[entry.producer_id] = entry.epoch
+            if entry.batch is not None:
+                if entry.batch in self._late:
+                    owner = self._of_batch[entry.batch]
+                    raise Violation(f"{where}: {entry.offset} is of {owner}, and was sent after it was fenced")
+                pending.setdefault(entry.producer_id, []).append(entry)
+                continue
+            taken = pending.pop(entry.producer_id, [])
+            owners = {self._of_batch[each.batch]: None for each in reversed(taken) if each.batch is not None}
+            if len(owners) > 1:
+                raise Violation(f"{where}: the marker at {entry.offset} ends {', '.join(map(str, owners))}")
+            for owner in owners:
+                if owner in ended:
+                    raise Violation(f"{where}: {owner} is ended at {ended[owner]} and again at {entry.offset}")
+                ended[owner] = entry.offset
+                spans.append(Span(owner, taken[0].offset, entry.offset, entry.committed))
+        for left in pending.values():
+            owner = self._of_batch[left[0].batch or (0, 0)]
+            raise Violation(f"{where}: {owner}, from {left[0].offset} on, is never ended")
+        return spans
+
+    def _outcomes(self, spans: dict[TopicPartition, list[Span]]) -> dict[Transaction, bool]:
+        outcomes: dict[Transaction, bool] = {}
+        for where, found in spans.items():
+            for span in found:
+                known = outcomes.setdefault(span.transaction, span.committed)
+                if known != span.committed:
+                    words = ("aborted", "committed")
+                    raise Violation(
+                        f"{span.transaction} is {words[span.committed]} in {where} and {words[known]} elsewhere"
+                    )
+        return outcomes
+
+    def _check_outcome(self, transaction: Transaction, committed: bool | None) -> None:
+        """`committed`: as the logs have it, None if they have nothing of it."""
+        if committed is None:
+            return
+        if transaction.told is not None and transaction.told != committed:
+            words = ("aborted", "committed")
+            raise Violation(f"{transaction} was told {words[transaction.told]}, and is {words[committed]}")
+        if committed and transaction.told is None and transaction.commits_open <= 0:
+            raise Violation(f"{transaction} is committed, though everybody who asked for that was refused")
+        if transaction.read and not committed:
+            raise Violation(f"{transaction} was read as committed, and is aborted")
+        if transaction.two_phase and not committed and not transaction.abort_asked:
+            raise Violation(f"{transaction} was prepared, and is aborted though its owner has not asked for that")
+
+    def _check_stable(self, where: TopicPartition, spans: list[Span]) -> None:
+        for span in spans:
+            for stable, watermark in self._seen.get(where, {}).items():
+                if stable > span.first and watermark <= span.marker:
+                    raise Violation(
+                        f"{where}: the last stable offset was {stable} with the watermark {watermark}, though "
+                        f"{span.transaction} begins at {span.first} and ends at {span.marker}"
+                    )
+
+    def _check_read(self, where: TopicPartition, spans: list[Span], entries: Sequence[Entry]) -> None:
+        committed = {span.transaction for span in spans if span.committed}
+        wanted = {each.offset for each in entries if each.batch is not None and self._of_batch[each.batch] in committed}
+        for reader, seen in self._read.get(where, {}).items():
+            if missing := sorted(wanted - seen):
+                raise Violation(f"{where}: {reader} was never given {missing[:5]}, which are committed")
+            if surplus := sorted(seen - wanted):
+                raise Violation(f"{where}: {reader} was given {surplus[:5]}, which are not committed")
+
+    def _check_offsets(self, offsets: dict[Home, int], outcomes: dict[Transaction, bool]) -> None:
+        for home, offset in offsets.items():
+            wanted = -1
+            for each in self._transactions:
+                is_committed = outcomes.get(each, each.told)
+                if is_committed:
+                    wanted = max(wanted, each.offsets.get(home, -1))
+            if offset != wanted:
+                raise Violation(f"{home}: {offset} is committed at the end, and transactions have committed {wanted}")
+
+    def _check_copies(
+        self,
+        copied: Collection[TopicPartition],
+        copies: Collection[TopicPartition],
+        spans: dict[TopicPartition, list[Span]],
+        logs: dict[TopicPartition, Sequence[Entry]],
+    ) -> None:
+        found: Counter[tuple[TopicPartition, int]] = Counter()
+        for where in copies:
+            committed = {span.transaction for span in spans[where] if span.committed}
+            for entry in logs[where]:
+                if entry.batch is not None and self._of_batch[entry.batch] in committed:
+                    found[self._copies[entry.batch][entry.nth]] += 1
+        for where in copied:
+            committed = {span.transaction for span in spans[where] if span.committed}
+            for entry in logs[where]:
+                if entry.batch is None or self._of_batch[entry.batch] not in committed:
+                    continue
+                if (count := found.pop((where, entry.offset), 0)) != 1:
+                    raise Violation(f"{where}: {entry.offset} is committed, and copied {count} times")
+        if found:
+            raise Violation(f"copies were committed of {next(iter(found))}, which is not committed itself")
