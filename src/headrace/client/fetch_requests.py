@@ -14,6 +14,7 @@ from headrace.client.connection.stream import RESPONSE_MAX_BYTES
 from headrace.client.errors import Refusal
 from headrace.errors import CorruptBatch, ErrorCode, ErrorMapping, InvalidRecord
 from headrace.records.batch import HEADER_BYTES, LENGTH_END, check, read_header
+from headrace.records.isolation import Isolation
 from headrace.wire.message import Message
 
 LATEST: Final = -1
@@ -28,7 +29,6 @@ MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 
 _CONSUMER: Final = -1
 _NO_SESSION_EPOCH: Final = -1
-_READ_UNCOMMITTED: Final = 0
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AT: Final = 8
 _LEAST_LENGTH: Final = HEADER_BYTES - LENGTH_END
@@ -50,6 +50,7 @@ class FetchLimits:
     min_bytes: int = 1
     max_bytes: int = MAX_BYTES
     partition_max_bytes: int = PARTITION_MAX_BYTES
+    isolation: Isolation = Isolation.UNCOMMITTED
 
 
 def fetch_request(wanted: Iterable[tuple[str, bytes, Message]], limits: FetchLimits, rack: str = "") -> Message:
@@ -70,6 +71,7 @@ def fetch_request(wanted: Iterable[tuple[str, bytes, Message]], limits: FetchLim
         max_wait_ms=limits.max_wait_ms,
         min_bytes=limits.min_bytes,
         max_bytes=max_bytes,
+        isolation_level=limits.isolation,
         session_epoch=_NO_SESSION_EPOCH,
         rack_id=rack,
         topics=list(topics.values()),
@@ -81,14 +83,19 @@ def fetch_refusal(code: int, where: str) -> Refusal:
     return (CorruptLog if code == ErrorCode.CORRUPT_MESSAGE else Refusal)(code, where)
 
 
-def offsets_request(moments: Mapping[tuple[str, int], int], timeout_ms: int) -> Message:
-    """ListOffsets: by topic and partition a time in ms, EARLIEST, LATEST or MAX_TIMESTAMP."""
+def offsets_request(
+    moments: Mapping[tuple[str, int], int], timeout_ms: int, isolation: Isolation = Isolation.UNCOMMITTED
+) -> Message:
+    """ListOffsets: by topic and partition a time in ms, EARLIEST, LATEST or MAX_TIMESTAMP.
+
+    LATEST is the high watermark, for a reader of committed records the last stable offset.
+    """
     topics: dict[str, list[Message]] = {}
     for (topic, partition), moment in moments.items():
         topics.setdefault(topic, []).append(Message(partition_index=partition, timestamp=moment))
     return Message(
         replica_id=_CONSUMER,
-        isolation_level=_READ_UNCOMMITTED,
+        isolation_level=isolation,
         topics=[Message(name=name, partitions=partitions) for name, partitions in topics.items()],
         timeout_ms=timeout_ms,
     )

@@ -94,16 +94,23 @@ class Decoder:
         }
 
     def decode(
-        self, records: View, first_offset: int = 0, next_offset: int = 1 << 62, *, checked: bool = False
+        self,
+        records: View,
+        first_offset: int = 0,
+        next_offset: int = 1 << 62,
+        *,
+        checked: bool = False,
+        hidden: frozenset[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of whole batches with offsets from `first_offset` up to but not `next_offset`; no control records.
 
         A damaged batch raises CorruptBatch or InvalidRecord that names topic, partition and offset. With `checked` the
-        CRCs are known to be right, and are not looked at.
+        CRCs are known to be right, and are not looked at. Batches whose base offset is in `hidden`, those of aborted
+        transactions (see `isolation.hidden_batches`), give no rows.
         """
         rows = self._rows
         self._turn = turn = self._turn + 1
-        rows.begin(records, first_offset, next_offset, checked)
+        rows.begin(records, first_offset, next_offset, checked, hidden)
         try:
             while rows.advance():
                 while not rows.fill():

@@ -54,6 +54,7 @@ cdef class Rows:
     cdef bint with_key, with_value, with_headers, append_time, checked
     cdef readonly object wanted
     cdef object view
+    cdef frozenset hidden
     cdef readonly long long at_offset
     cdef dict constants
     cdef bytearray offset_buffer, timestamp_buffer
@@ -65,9 +66,10 @@ cdef class Rows:
     cdef long long first_offset, next_offset, expected_offset
 
     cdef int start(self) except -1
-    cpdef int begin(self, object records, long long first_offset, long long next_offset, bint checked=*) except -1
+    cpdef int begin(self, object records, long long first_offset, long long next_offset, bint checked=*,
+                    frozenset hidden=*) except -1
 
-    @cython.locals(data="const unsigned char*", start=cython.Py_ssize_t, size=cython.Py_ssize_t, attributes=cython.int, crc="long long", wrong=cython.bint)
+    @cython.locals(data="const unsigned char*", start=cython.Py_ssize_t, size=cython.Py_ssize_t, attributes=cython.int, crc="long long", wrong=cython.bint, shown=cython.bint)
     cpdef bint advance(self) except -1
 
     cdef int open(self, const unsigned char* data, Py_ssize_t start, Py_ssize_t size, int attributes) except -1

@@ -189,8 +189,17 @@ class Rows:
         self.timestamp_buffer = fresh(8 * self.rows)
         self.constants = {name: fresh(width * self.rows) for name, width in CONSTANTS.items() if name in self.wanted}
 
-    def begin(self, records: View, first_offset: int, next_offset: int, checked: bool = False) -> None:
-        """Go on with this record set, held until the next one begins. `checked`: its CRCs are known to be right."""
+    def begin(
+        self,
+        records: View,
+        first_offset: int,
+        next_offset: int,
+        checked: bool = False,
+        hidden: frozenset[int] | None = None,
+    ) -> None:
+        """Go on with this record set, held until the next one begins. `checked`: its CRCs are known to be right.
+        Batches whose base offset is in `hidden` are passed over (see `isolation`)."""
+        self.hidden = hidden or None
         self.records = self.payload = self.view = memoryview(records)
         self.checked = checked
         self.records_end = len(self.view)
@@ -228,7 +237,8 @@ class Rows:
             wrong = not self.checked and crc32c(self.view[start + ATTRIBUTES_AT : self.batch_end]) != crc
             if wrong or not 0 <= self.record_count <= self.last_delta + 1:
                 check(self.view, start)
-            if attributes & CONTROL == 0 and self.base_offset + self.last_delta >= self.first_offset:
+            shown = attributes & CONTROL == 0 and (self.hidden is None or self.base_offset not in self.hidden)
+            if shown and self.base_offset + self.last_delta >= self.first_offset:
                 self.open(data, start, size, attributes)
                 return True
         return False

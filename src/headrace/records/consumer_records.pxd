@@ -31,6 +31,7 @@ cdef class RecordSet:
     cdef readonly long long next_offset, end_offset, taken_bytes
     cdef readonly bint finished, check_crc
     cdef object view, failed
+    cdef frozenset hidden
     cdef const unsigned char[::1] records, payload
     cdef Py_ssize_t records_end, batch_end, pos, end
     cdef bint append_time
@@ -43,7 +44,7 @@ cdef class RecordSet:
     cdef object placed(self, object error)
 
     @cython.locals(data="const unsigned char*", start=cython.Py_ssize_t, size=cython.Py_ssize_t, attributes=cython.int,
-                   crc="long long", wrong=cython.bint, count="long long")
+                   crc="long long", wrong=cython.bint, count="long long", shown=cython.bint)
     cdef bint advance(self) except -1
 
     @cython.locals(after="long long")
@@ -71,5 +72,6 @@ cdef class RecordSet:
 
 @cython.locals(found=RecordSet)
 cpdef long long receive(
-    object records, str topic, int partition, long long from_offset, long long end_offset, list into, bint check_crc=*
+    object records, str topic, int partition, long long from_offset, long long end_offset, list into, bint check_crc=*,
+    frozenset hidden=*
 ) except? -1

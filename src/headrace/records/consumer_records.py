@@ -4,19 +4,19 @@
     ReceivedRecord(topic, partition, offset, timestamp_ms, key=None, value=None, headers=(), leader_epoch=-1)
         attributes of the same names; `headers` is a list of (str, bytes | None), made when first asked for
         .size_bytes   of key, value and headers as they came
-    RecordSet(records, topic, partition, from_offset, end_offset=2**62, check_crc=True)
+    RecordSet(records, topic, partition, from_offset, end_offset=2**62, check_crc=True, hidden=None)
         .take(into: list, max_records, max_bytes=2**62) -> how many records were appended; none after those that reach
                        max_bytes
         .taken_bytes   of all records that were appended, as `size_bytes` has it
         .next_offset   where to go on: after the last record taken, after the last whole batch once all are
         .finished      nothing is left but, maybe, a batch that was cut
-    receive(records, topic, partition, from_offset, end_offset, into, check_crc=True) -> next offset
+    receive(records, topic, partition, from_offset, end_offset, into, check_crc=True, hidden=None) -> next offset
         all of a record set at once
 
-Records with offsets from `from_offset` up to but not `end_offset` are given; control batches are passed over. A cut
-batch at the end is left for the next fetch. A batch whose CRC or header is wrong is a CorruptBatch, a record that is
-malformed an InvalidRecord, both with topic, partition and offset; what came before was appended, `next_offset` stays at
-the record concerned, and asking again says the same.
+Records with offsets from `from_offset` up to but not `end_offset` are given; control batches are passed over, and those
+whose base offset is in `hidden` (see `isolation`). A cut batch at the end is left for the next fetch. A batch whose CRC
+or header is wrong is a CorruptBatch, a record that is malformed an InvalidRecord, both with topic, partition and
+offset; what came before was appended, `next_offset` stays at the record concerned, and asking again says the same.
 
 The record set keeps the bytes it was given until it is dropped; keys and values are copies.
 
@@ -176,7 +176,9 @@ class RecordSet:
         from_offset: int,
         end_offset: int = MOST,
         check_crc: bool = True,
+        hidden: frozenset[int] | None = None,
     ) -> None:
+        self.hidden = hidden or None
         self.view = memoryview(records)
         self.records = self.payload = self.view
         self.records_end = len(self.view)
@@ -248,7 +250,8 @@ class RecordSet:
                 return False
             attributes = number(data, start + ATTRIBUTES_AT, 2)
             self.after_batch = self.base_offset + self.last_delta + 1
-            if attributes & CONTROL == 0 and self.after_batch > self.next_offset and count > 0:
+            shown = attributes & CONTROL == 0 and (self.hidden is None or self.base_offset not in self.hidden)
+            if shown and self.after_batch > self.next_offset and count > 0:
                 self.open(data, start, size, attributes, count)
                 self.batch_end = start + size
                 return True
@@ -345,9 +348,10 @@ def receive(
     end_offset: int,
     into: list[Any],
     check_crc: bool = True,
+    hidden: frozenset[int] | None = None,
 ) -> int:
     """Append every record of the whole batches to `into`; the offset to go on from."""
-    found = RecordSet(records, topic, partition, from_offset, end_offset, check_crc)
+    found = RecordSet(records, topic, partition, from_offset, end_offset, check_crc, hidden)
     while not found.finished:
         found.take(into, MOST)
     return found.next_offset

@@ -37,6 +37,7 @@ from headrace.errors import ErrorCode, ErrorMapping, HeadraceError, InvalidReque
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches
 from headrace.records.consumer_records import ReceivedRecord, receive
+from headrace.records.isolation import Aborted, aborted_of, hidden_batches
 from headrace.records.record import Record
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -133,6 +134,14 @@ class Fetched:
     records: memoryview
     high_watermark: int
     log_start_offset: int
+    last_stable_offset: int = -1
+    aborted: tuple[Aborted, ...] = ()
+    """Transactions that were aborted; told where committed records alone were asked for."""
+
+    @property
+    def hidden(self) -> frozenset[int]:
+        """Base offsets of the batches that a reader of committed records passes over."""
+        return hidden_batches(self.records, self.aborted)
 
     def whole_batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Batches that hold records at or after the position, each whole; control batches are among them."""
@@ -194,7 +203,14 @@ def _read(position: Position, answer: Message) -> Fetched:
         where = f"fetch of {position.topic}-{position.partition} at offset {position.offset}"
         raise fetch_refusal(answer.error_code, where)
     records = answer.records if answer.records is not None else memoryview(b"")
-    return Fetched(position, records, answer.high_watermark, answer.log_start_offset)
+    return Fetched(
+        position,
+        records,
+        answer.high_watermark,
+        answer.log_start_offset,
+        answer.last_stable_offset,
+        aborted_of(answer),
+    )
 
 
 @dataclass(frozen=True, slots=True)
