@@ -261,6 +261,10 @@ class RequestTimedOut(HeadraceError):
     """The wait ended before the request's condition was met."""
 
 
+class PeerUnreachable(HeadraceError):
+    """Another broker did not answer. Whether it has worked on what was asked is not known."""
+
+
 class DuplicateSequence(HeadraceError):
     """A producer sequence that was seen, but too long ago to answer with its offset."""
 
@@ -377,6 +381,7 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     UnknownEpoch: ErrorMapping(ErrorCode.UNKNOWN_LEADER_EPOCH, 409, True),
     NotEnoughReplicas: ErrorMapping(ErrorCode.NOT_ENOUGH_REPLICAS, 503, True),
     NotEnoughReplicasAfterAppend: ErrorMapping(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, 503, True),
+    PeerUnreachable: ErrorMapping(ErrorCode.NETWORK_EXCEPTION, 503, True),
     RequestTimedOut: ErrorMapping(ErrorCode.REQUEST_TIMED_OUT, 504, True),
     DuplicateSequence: ErrorMapping(ErrorCode.DUPLICATE_SEQUENCE_NUMBER, 409, False),
     OutOfOrderSequence: ErrorMapping(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 409, False),

@@ -7,7 +7,7 @@ comes first, and it joins its cluster when the listeners stand: nobody is sent h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from headrace.cluster.image import Image
@@ -22,6 +22,7 @@ from headrace.coordinators.state_partitions import StatePartitions, accepted_los
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS
+from headrace.kafka.peers import PeerListener, Peers
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
 from headrace.metrics import Metrics
@@ -46,6 +47,7 @@ class FrontEnd:
         draw_id: Callable[[], str],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         failed: Callable[[BaseException], None],
+        peer_listeners: Sequence[PeerListener] = (),
     ) -> None:
         self._participant = participant
         self._clock = participant.clock
@@ -54,6 +56,8 @@ class FrontEnd:
         limits = KeyLimits(settings["key.index.entries"], settings["key.index.slots"])
         self.key_indexes = KeyIndexes(participant.store, participant.disk, self._clock, participant.folder, limits)
         self._built.callback(self.key_indexes.close)
+        self.peers = Peers(network, self._clock, participant.broker_id, lambda: participant.view.image, peer_listeners)
+        self._built.callback(self.peers.close)
         self.groups = GroupCoordinator(
             self._clock,
             StateLog(participant.partitions, OFFSETS_TOPIC).append,
@@ -119,6 +123,7 @@ class FrontEnd:
     def tick(self) -> None:
         """Every 100 ms."""
         self.key_indexes.tick()
+        self.peers.tick()
         self.group_partitions.follow()
 
     def close(self) -> None:

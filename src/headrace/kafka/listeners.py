@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.errors import SettingError
+from headrace.kafka.peers import PeerListener
 from headrace.ports.network import Address
 from headrace.replication.replication import LinkTls
 from headrace.settings.values import BrokerSettings
@@ -102,6 +103,26 @@ def replication_tls(settings: BrokerSettings) -> LinkTls | None:
         _load_certificate(context, settings, "setting replication.tls.ca")
         ends.append(context)
     return LinkTls(*ends)
+
+
+def peer_listeners(specs: Sequence[ListenerSpec], settings: BrokerSettings) -> list[PeerListener]:
+    """How this broker speaks to the listeners of others, which it takes to be like its own: those without TLS first."""
+    tls = _peer_tls(settings) if any(spec.tls for spec in specs) else None
+    found = [PeerListener(spec.name, tls if spec.tls else None) for spec in specs]
+    return sorted(found, key=lambda listener: listener.tls is not None)
+
+
+def _peer_tls(settings: BrokerSettings) -> ssl.SSLContext:
+    """This broker shows its certificate. That of the other is judged where there is an authority of brokers; where
+    there is none the links of replication, which carry more, are open too."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if authority := settings["replication.tls.ca"]:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _load_authority(context, "replication.tls.ca", authority)
+    _load_certificate(context, settings, "a tls:// listener")
+    return context
 
 
 def tls_context(settings: BrokerSettings) -> ssl.SSLContext:

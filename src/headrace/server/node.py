@@ -96,6 +96,7 @@ class Node:
             draw_id=lambda: str(uuid.uuid4()),
             spawn=self._background.spawn,
             failed=self._failed,
+            peer_listeners=listeners.peer_listeners(self._specs, participant.settings),
         )
         built.callback(self.front_end.close)
         participant.view.listen(self._follow_log_level)
