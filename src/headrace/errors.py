@@ -233,6 +233,10 @@ class InvalidRequest(HeadraceError):
     """A well-formed request that makes no sense."""
 
 
+class InvalidPattern(HeadraceError):
+    """A regular expression that is none, or that would cost too much."""
+
+
 class KeyIndexMissing(HeadraceError):
     """A query by key of a topic that keeps no index of keys."""
 
@@ -375,6 +379,7 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     NoMoveUnderWay: ErrorMapping(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, 409, False),
     InvalidConfig: ErrorMapping(ErrorCode.INVALID_CONFIG, 400, False),
     InvalidRequest: ErrorMapping(ErrorCode.INVALID_REQUEST, 400, False),
+    InvalidPattern: ErrorMapping(ErrorCode.INVALID_REGULAR_EXPRESSION, 400, False),
     KeyIndexMissing: ErrorMapping(ErrorCode.INVALID_CONFIG, 409, False),
     NotLeader: ErrorMapping(ErrorCode.NOT_LEADER_OR_FOLLOWER, 503, True),
     FencedEpoch: ErrorMapping(ErrorCode.FENCED_LEADER_EPOCH, 409, True),

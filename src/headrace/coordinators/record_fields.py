@@ -84,6 +84,10 @@ class Reader:
     def compact_string(self) -> str:
         return self._text(self.uvarint() - 1)
 
+    def optional_compact_string(self) -> str | None:
+        length = self.uvarint()
+        return None if length == 0 else self._text(length - 1)
+
     def tagged(self) -> dict[int, bytes]:
         """Fields by their tags, which end a record of a flexible version."""
         return {self.uvarint(): self.take(self.uvarint()) for _ in range(self.uvarint())}
