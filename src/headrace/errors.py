@@ -83,6 +83,8 @@ class ErrorCode:
     RESOURCE_NOT_FOUND: Final = 91
     DUPLICATE_RESOURCE: Final = 92
     UNKNOWN_TOPIC_ID: Final = 100
+    INCONSISTENT_TOPIC_ID: Final = 103
+    FETCH_SESSION_TOPIC_ID_ERROR: Final = 106
     TRANSACTIONAL_ID_NOT_FOUND: Final = 105
     FENCED_MEMBER_EPOCH: Final = 110
     UNRELEASED_INSTANCE_ID: Final = 111
@@ -199,6 +201,22 @@ class UnknownPartition(HeadraceError):
 
 class UnknownTopicId(HeadraceError):
     """A topic UUID that this cluster does not have."""
+
+
+class InconsistentTopicId(HeadraceError):
+    """A topic UUID that is not that of the topic which has its name now."""
+
+
+class FetchSessionNotFound(HeadraceError):
+    """A fetch session that is not there, or not on this connection: send a full fetch."""
+
+
+class InvalidFetchSessionEpoch(HeadraceError):
+    """A fetch that is not the next one of its session: send a full fetch."""
+
+
+class FetchSessionTopicIds(HeadraceError):
+    """A fetch that names topics by id in a session that names them, or the other way round: send a full fetch."""
 
 
 class InvalidTopicName(HeadraceError):
@@ -371,6 +389,10 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     StorageFailed: ErrorMapping(ErrorCode.KAFKA_STORAGE_ERROR, 503, True),
     UnknownPartition: ErrorMapping(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 404, True),
     UnknownTopicId: ErrorMapping(ErrorCode.UNKNOWN_TOPIC_ID, 404, True),
+    InconsistentTopicId: ErrorMapping(ErrorCode.INCONSISTENT_TOPIC_ID, 409, True),
+    FetchSessionNotFound: ErrorMapping(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 404, True),
+    InvalidFetchSessionEpoch: ErrorMapping(ErrorCode.INVALID_FETCH_SESSION_EPOCH, 409, True),
+    FetchSessionTopicIds: ErrorMapping(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, 409, True),
     InvalidTopicName: ErrorMapping(ErrorCode.INVALID_TOPIC_EXCEPTION, 400, False),
     TopicExists: ErrorMapping(ErrorCode.TOPIC_ALREADY_EXISTS, 409, False),
     InvalidPartitions: ErrorMapping(ErrorCode.INVALID_PARTITIONS, 400, False),

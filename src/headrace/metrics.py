@@ -51,6 +51,11 @@ CONNECTIONS_ACCEPTED: Final = _counter("headrace_connections_accepted_total", "C
 CONNECTIONS_REFUSED: Final = _counter("headrace_connections_refused_total", "Connections refused.")
 CONNECTIONS_HELD_BACK: Final = _gauge("headrace_connections_held_back", "Not read until they catch up.")
 HTTP_CONNECTIONS: Final = _gauge("headrace_http_connections", "Open HTTP connections.")
+FETCH_SESSIONS: Final = _gauge("headrace_fetch_sessions", "Fetch sessions of consumers.")
+FETCH_SESSION_PARTITIONS: Final = _gauge("headrace_fetch_session_partitions", "Partitions in all fetch sessions.")
+FETCH_SESSION_EVICTIONS: Final = _counter(
+    "headrace_fetch_session_evictions_total", "Fetch sessions that had to make room for others."
+)
 PROTOCOL_ERRORS: Final = _counter("headrace_protocol_errors_total", "Requests that could not be read.")
 REQUEST_SECONDS: Final = Family(
     "headrace_request_seconds", "histogram", "Time from a request to its answer, by API.", ("api",)

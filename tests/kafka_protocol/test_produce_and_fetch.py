@@ -167,18 +167,6 @@ def test_offsets_outside_the_log_and_other_epochs_are_named(broker: Broker, conn
     assert raw.fetch("no-such-topic", 0).error_code == 3
 
 
-def test_fetch_sessions_are_declined_cleanly(broker: Broker, connect: Connect, topic: str) -> None:
-    raw = connect(broker)
-    raw.create(topic)
-    raw.produce(topic, batch_of([b"a"]))
-    raw.send_fetch(topic, 0, session_epoch=0)
-    opened = raw.receive(apis.FETCH, 12)[1]
-    assert (opened.error_code, opened.session_id) == (0, 0)
-    assert values(opened.responses[0].partitions[0].records) == [b"a"]
-    raw.send_fetch(topic, 0, session_id=77, session_epoch=3)
-    assert raw.receive(apis.FETCH, 12)[1].error_code == 70
-
-
 @proves("J2")
 def test_batches_come_back_byte_for_byte_but_for_their_place(broker: Broker, connect: Connect, topic: str) -> None:
     raw = connect(broker)

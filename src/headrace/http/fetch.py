@@ -154,7 +154,8 @@ class PendingFetch:
         return None
 
     def grew(self, count: int) -> None:
-        self._go_on()
+        if count:
+            self._go_on()
 
     def expire(self) -> None:
         self._go_on()

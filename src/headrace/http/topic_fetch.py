@@ -136,7 +136,8 @@ class TopicFetch:
         return None
 
     def grew(self, count: int) -> None:
-        self._go_on()
+        if count:
+            self._go_on()
 
     def expire(self) -> None:
         self._go_on()

@@ -273,6 +273,7 @@ class Connection:
             self._metrics.paused_connections -= 1
         self._metrics.connections_open -= 1
         self.services.connections.pop(self, None)
+        self.services.fetch_sessions.close_all(self)
         log.debug("connection from %s ended: %s", self.peer, reason)
 
     # Requests.

@@ -22,6 +22,7 @@ from headrace.coordinators.state_partitions import StatePartitions, accepted_los
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS
+from headrace.kafka.fetch_sessions import FetchSessions
 from headrace.kafka.peers import PeerListener, Peers
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
@@ -80,6 +81,7 @@ class FrontEnd:
         participant.view.listen(self._follow_groups)
         participant.partitions.recompression = Recompression(participant.partitions, participant.compute, spawn)
         self.services = self._services(metrics, spawn, failed)
+        metrics.collect(self.services.fetch_sessions.samples)
         self.server = KafkaServer(network, self.services, connections_max)
         self._built.callback(self.server.close)
 
@@ -108,6 +110,9 @@ class FrontEnd:
             key_indexes=self.key_indexes,
             groups=self.groups,
             producer_ids=ProducerIds(participant.coordination, participant.view, participant.draw),
+            fetch_sessions=FetchSessions(
+                participant.settings["max.incremental.fetch.session.cache.slots"], self._clock.now, participant.draw
+            ),
             spawn=spawn,
             failed=failed,
             effective_settings=participant.effective_settings,

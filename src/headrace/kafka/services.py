@@ -14,6 +14,7 @@ from headrace.cluster.topics import TopicCreation, Topics
 from headrace.cluster.view import View
 from headrace.coordination.waits import Compute
 from headrace.groups.coordinator import GroupCoordinator
+from headrace.kafka.fetch_sessions import FetchSessions
 from headrace.kafka.metadata_cache import MetadataCache
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
@@ -43,6 +44,7 @@ class Services:
     key_indexes: KeyIndexes
     groups: GroupCoordinator
     producer_ids: ProducerIds
+    fetch_sessions: FetchSessions
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Run a coroutine in a task that the node owns."""
     failed: Callable[[BaseException], None]

@@ -58,12 +58,12 @@ class ProduceWaiter(Protocol):
 
 
 class FetchWaiter(Protocol):
-    """A fetch that waits for more data."""
+    """A fetch that waits for more data, or a fetch session, which does as long as it has the partition."""
 
     answered: bool
 
     def grew(self, count: int) -> None:
-        """So many more bytes can be read."""
+        """So many more bytes can be read; 0: what is told of the partition beside its records has changed."""
         ...
 
 
@@ -135,7 +135,7 @@ class Partition:
         self._waiting_replicas: deque[tuple[int, ProduceWaiter]] = deque()
         self._waiting_starts: list[tuple[int, ProduceWaiter]] = []
         self._start = LogStart(log, self._start_settled)
-        self._waiting_fetches: list[FetchWaiter] = []
+        self._waiting_fetches: dict[FetchWaiter, None] = {}
         self._tidy_fetches_at = TIDY_FETCHES_LEAST
         self._grown_from_bytes = log.size_bytes
 
@@ -348,6 +348,7 @@ class Partition:
         log = self.log
         self.high_watermark = max(log.start_offset, min(self.high_watermark, log.end_offset))
         self._told_watermark = log.committed_offset = self.high_watermark
+        self.bounds_changed()
 
     def failed(self, error: HeadraceError) -> None:
         """What was appended and not yet counted is lost: tell its producers."""
@@ -383,7 +384,7 @@ class Partition:
 
     def release_readers(self) -> None:
         """After the role has ended: waiting fetches look again for who serves them."""
-        waiters, self._waiting_fetches = self._waiting_fetches, []
+        waiters, self._waiting_fetches = self._waiting_fetches, {}
         for waiter in waiters:
             waiter.grew(1 << 31)
 
@@ -432,6 +433,7 @@ class Partition:
             self._waiting_starts = [each for each in self._waiting_starts if each[0] > core.start]
             for waiter in reached:
                 waiter.passed()
+            self.bounds_changed()
 
     def _start_settled(self, error: HeadraceError | None) -> None:
         if self.core is None:
@@ -487,9 +489,17 @@ class Partition:
         if not self._waiting_fetches:
             self._grown_from_bytes = self.log.size_bytes
         elif len(self._waiting_fetches) >= self._tidy_fetches_at:
-            self._waiting_fetches = [waiting for waiting in self._waiting_fetches if not waiting.answered]
+            self._waiting_fetches = {waiting: None for waiting in self._waiting_fetches if not waiting.answered}
             self._tidy_fetches_at = max(TIDY_FETCHES_LEAST, 2 * len(self._waiting_fetches))
-        self._waiting_fetches.append(waiter)
+        self._waiting_fetches[waiter] = None
+
+    def stop_waiting(self, waiter: FetchWaiter) -> None:
+        self._waiting_fetches.pop(waiter, None)
+
+    def bounds_changed(self) -> None:
+        """The start rose, or the log was cut: that answers nobody, but a session has something to tell."""
+        for waiter in list(self._waiting_fetches):
+            waiter.grew(0)
 
     def wake(self) -> None:
         """Tell the waiting fetches, once per turn, by how much the log has grown."""
@@ -498,12 +508,12 @@ class Partition:
             return
         size = self.log.size_bytes
         grown, self._grown_from_bytes = max(1, size - self._grown_from_bytes), size
-        self._waiting_fetches = []
+        self._waiting_fetches = {}
         for waiter in waiters:
             if not waiter.answered:
                 waiter.grew(grown)
                 if not waiter.answered:
-                    self._waiting_fetches.append(waiter)
+                    self._waiting_fetches[waiter] = None
 
 
 def sequenced(records: memoryview) -> BatchHeader | None:

@@ -344,7 +344,11 @@ class FollowerSession:
     def _follow_start(self, following: FollowedPartition, log_start: int) -> None:
         """Begin where the leader wants it; it hears of that when it is safe on disk."""
         following.leader_start = log_start
+        held = following.partition.log
+        before = held.start_offset
         following.start.raise_to(following.wanted_start())
+        if held.start_offset != before:
+            following.partition.bounds_changed()
 
     def _start_settled(self, partition: Partition, error: HeadraceError | None) -> None:
         following = self._followings.get(partition)

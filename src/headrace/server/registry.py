@@ -36,6 +36,7 @@ from headrace.groups.limits import limits_from as group_limits_from
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
 from headrace.kafka import listeners
+from headrace.kafka.fetch_sessions import FetchSessions
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
 from headrace.metrics import Metrics
@@ -150,6 +151,7 @@ class Registry:
             key_indexes=KeyIndexes(self._partitions.store, disk, clock, NO_FOLDER),
             groups=groups,
             producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),
+            fetch_sessions=FetchSessions(0, clock.now, secrets.token_bytes),  # there is nothing to fetch
             spawn=self._background.spawn,
             failed=self._failed,
             effective_settings=effective,

@@ -161,6 +161,14 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         "fetch.max.bytes", "int", 55 << 20, "most bytes in one fetch response, whatever the client asks", "bytes", 1024
     ),
+    Setting(
+        "max.incremental.fetch.session.cache.slots",
+        "int",
+        1000,
+        "most fetch sessions kept; 0: consumers name all their partitions in each fetch",
+        "sessions",
+        0,
+    ),
     Setting("request.timeout.max.ms", "int", 300_000, "longest wait a request may ask for", "ms", 1),
     Setting(
         "receive.buffer.total.bytes",

@@ -5,7 +5,8 @@ A fetch is answered at once when it has min_bytes or an error, else when enough 
 The answer is encoded bytes with file slices between them; nothing is read here. A slice that is not in the page cache
 is read ahead by the disk first, and what was never checked is checked over several turns, so that one consumer of old
 data does not stop the others.
-Fetch sessions (KIP-227) are declined: a full fetch gets session id 0, and a client then sends full fetches.
+A fetch of a session (KIP-227, `kafka.fetch_sessions`) is one of the partitions that may have something to tell, and its
+answer has those that do.
 A consumer that names its rack is sent to a follower there, which serves it up to its own watermark (KIP-392). What a
 follower does not have yet is OFFSET_NOT_AVAILABLE, never out of range: the leader has it.
 """
@@ -19,16 +20,17 @@ from headrace.cluster.image import Image
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Connection, PendingResponse
+from headrace.kafka.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, READ_COMMITTED, FetchSession
 from headrace.partitions.partition import NOTHING_READ, Partition
 from headrace.ports.disk import FileSlice
 from headrace.ports.network import Part
 from headrace.storage.page_cache import are_warm, read_ahead
 from headrace.wire import fetch as wire
 
-READ_COMMITTED = 1
 ENOUGH_BYTES: Final = 4 << 20
 """With so much of an answer the rest, if it has to be checked first, is left to the next fetch."""
 NO_REPLICA = -1
+TOPIC_IDS_FROM: Final = 13
 FOLLOWERS_FROM: Final = 11
 """The version from which on consumers know that they may be served by followers."""
 ENDPOINTS_FROM: Final = 16
@@ -36,6 +38,9 @@ MOVED: Final = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEA
 
 Row = wire.FetchedPartition
 Topics = list[tuple[str | None, bytes | None, list[Row]]]
+Collected = tuple[Topics, int, bool, list[Partition], list[FileSlice]]
+"""Rows for all partitions asked for; bytes found; whether one has an answer that cannot wait; the partitions that
+could; what has to be checked before it can be found."""
 
 
 class PendingFetch:
@@ -49,6 +54,7 @@ class PendingFetch:
         "_request",
         "_response",
         "_served",
+        "_session",
         "_version",
         "answered",
     )
@@ -70,32 +76,65 @@ class PendingFetch:
         self._grown_bytes = 0
         self._elsewhere: set[int] | None = None
         """Brokers that lead partitions asked for here."""
+        self._session: FetchSession | None = None
         self._served: list[tuple[Partition, int, int]] = []
         """Partitions of which something is in the answer, from which offset on, and how many bytes."""
 
     def start(self) -> None:
         request = self._request
-        if request.session_id != 0 and request.session_epoch > 0:
-            self._send(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, [])
-            return
+        if request.session_epoch != FINAL_EPOCH or request.session_id != NO_SESSION:
+            try:
+                self._session = self._find_session()
+            except HeadraceError as error:
+                self._send(error.kafka_code, [])
+                return
         self._go_on(may_wait=request.max_wait_ms > 0)
+
+    def _find_session(self) -> FetchSession | None:
+        """The session that this fetch goes on with, or begins."""
+        request, owner = self._request, self._connection
+        sessions, by_id = owner.services.fetch_sessions, self._version >= TOPIC_IDS_FROM
+        if request.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
+            session = sessions.resume(owner, request, by_id=by_id)
+            if session is None:
+                self._request = request._replace(topics=[])
+        else:
+            sessions.close_named(owner, request.session_id)
+            session = sessions.create(owner, request, by_id=by_id) if request.session_epoch == INITIAL_EPOCH else None
+        if session is not None:
+            session.busy = True
+        return session
 
     def _go_on(self, *, may_wait: bool, warm: bool = False) -> None:
         """Answer with what there is, once it was checked; or wait for more."""
-        request, services = self._request, self._connection.services
-        topics, count, failed, partitions, unchecked = self._collect(warm)
+        request, services, session = self._request, self._connection.services, self._session
+        image = services.view.image
+        asked = request.topics if session is None else session.asked(lambda topic_id: _named(image, topic_id))
+        topics, count, failed, partitions, unchecked = self._collect(asked, warm)
         if unchecked and count < max(request.min_bytes, ENOUGH_BYTES):
             again = partial(self._go_on, may_wait=may_wait, warm=True)
             if are_warm(services.disk, unchecked, again):
                 services.clock.call_soon(again)
-        elif failed or count >= request.min_bytes or not may_wait or not partitions:
+            return
+        if session is not None:
+            session.wait(topics, partitions)
+            may_wait = may_wait and not session.closed
+        elif not partitions:
+            may_wait = False
+        if failed or count >= request.min_bytes or not may_wait:
+            if session is not None:
+                topics = session.news(topics, request.isolation_level)
+                session.busy = False
             self._answer(topics)
+            return
+        self._grown_bytes = count
+        if session is not None:
+            session.waiting = self
         else:
-            self._grown_bytes = count
             for partition in partitions:
                 partition.wait_for_data(self)
-            wait_ms = min(request.max_wait_ms, services.settings["request.timeout.max.ms"])
-            services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
+        wait_ms = min(request.max_wait_ms, services.settings["request.timeout.max.ms"])
+        services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
 
     def grew(self, count: int) -> None:
         self._grown_bytes += count
@@ -104,11 +143,11 @@ class PendingFetch:
 
     def expire(self) -> None:
         self.answered = True
+        if self._session is not None:
+            self._session.waiting = None
         self._go_on(may_wait=False)
 
-    def _collect(self, warm: bool) -> tuple[Topics, int, bool, list[Partition], list[FileSlice]]:
-        """Rows for all partitions asked for; bytes found; whether one has an answer that cannot wait; the partitions
-        that could; what has to be checked before it can be found."""
+    def _collect(self, asked_topics: list[wire.RequestTopic], warm: bool) -> Collected:
         request = self._request
         services = self._connection.services
         image = services.view.image
@@ -122,7 +161,7 @@ class PendingFetch:
         aborted: list[tuple[int, int]] | None = [] if request.isolation_level == READ_COMMITTED else None
         passed = self._connection.fetched
         served = self._served = list[tuple[Partition, int, int]]()
-        for name, topic_id, asked in request.topics:
+        for name, topic_id, asked in asked_topics:
             rows: list[Row] = []
             topics.append((name, topic_id, rows))
             topic = name if topic_id is None else _named(image, topic_id)
@@ -130,8 +169,8 @@ class PendingFetch:
                 partition = find(topic, index) if topic is not None else None
                 if partition is None and topic is not None and self._version >= FOLLOWERS_FROM:
                     partition = leader_lookup.readable(services, topic, index)
-                if partition is None:
-                    rows.append(self._elsewhere_row(topic, index, aborted))
+                if partition is None or (topic_id is not None and partition.log.topic_id != topic_id):
+                    rows.append(self._elsewhere_row(topic, topic_id, index, partition, aborted))
                     failed = True
                     continue
                 watermark = partition.high_watermark
@@ -186,7 +225,8 @@ class PendingFetch:
         self.answered = True
         parts: list[Part] = []
         ends = wire.NO_TAGS if self._elsewhere is None else wire.response_tags(self._endpoints(self._elsewhere))
-        for part in wire.encode_response(self._version, self._correlation_id, 0, code, 0, topics, ends):
+        session_id = NO_SESSION if self._session is None else self._session.id
+        for part in wire.encode_response(self._version, self._correlation_id, 0, code, session_id, topics, ends):
             if isinstance(part, tuple):
                 parts.extend(part)
             else:
@@ -197,11 +237,26 @@ class PendingFetch:
             fetched[partition.topic_partition] = offset, partition.high_watermark
         self._connection.fill(self._response, parts)
 
-    def _elsewhere_row(self, topic: str | None, index: int, aborted: list[tuple[int, int]] | None) -> Row:
-        """Of a partition that cannot be read here; a topic of None: its id is not known."""
-        code: int = ErrorCode.UNKNOWN_TOPIC_ID
-        if topic is not None:
-            code = leader_lookup.not_led_code(self._connection.services.view.image, topic, index)
+    def _elsewhere_row(
+        self,
+        topic: str | None,
+        topic_id: bytes | None,
+        index: int,
+        other: Partition | None,
+        aborted: list[tuple[int, int]] | None,
+    ) -> Row:
+        """Of a partition that cannot be read here. A topic of None: its id is not known; `other` is the partition of
+        another topic that has the name."""
+        image, session = self._connection.services.view.image, self._session
+        code: int
+        if topic is None:
+            before = None if session is None else session.name_of(topic_id)
+            made_anew = before is not None and before in image.topics
+            code = ErrorCode.INCONSISTENT_TOPIC_ID if made_anew else ErrorCode.UNKNOWN_TOPIC_ID
+        elif other is not None:
+            code = ErrorCode.INCONSISTENT_TOPIC_ID
+        else:
+            code = leader_lookup.not_led_code(image, topic, index)
         return Row(index, code, -1, -1, -1, aborted, NO_REPLICA, (), 0, self._tags(topic, index, code))
 
     def _tags(self, topic: str | None, index: int, code: int) -> bytes:
