@@ -208,7 +208,10 @@ class Consumer:
         self._driver.drive()
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets there are between what was handed out and the end of each partition now."""
+        """How many offsets there are between what was handed out and the end of each partition now.
+
+        With isolation `committed` that is the first record of an undecided transaction. Markers count as offsets.
+        """
         ends: dict[TopicPartition, int | HeadraceError] = {}
         wanted = await self._chosen(None)
 
@@ -217,7 +220,13 @@ class Consumer:
             self._driver.changed()
 
         with self._driver.lock:
-            lookup = OffsetLookup(self._pool, dict.fromkeys(wanted, LATEST), found, found)
+            lookup = OffsetLookup(
+                self._pool,
+                dict.fromkeys(wanted, LATEST),
+                found,
+                found,
+                isolation=self._options.limits.isolation,
+            )
         try:
             await self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
         finally:

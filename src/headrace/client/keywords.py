@@ -35,6 +35,7 @@ KAFKA_NAMES: Final = {
     "fetch_min_bytes": "min_bytes",
     "group_id": "group",
     "group_instance_id": "instance_id",
+    "isolation_level": "isolation",
     "linger_ms": "interval_ms",
     "max_in_flight_requests_per_connection": "in_flight",
     "max_partition_fetch_bytes": "partition_fetch_bytes",

@@ -172,12 +172,13 @@ class Collector:
             return False
         decoder = self._decoder(completed.cursor.place, columns, batch_rows)
         first, end, checked = completed.first_offset, completed.next_offset, not self._check_crc
+        hidden = completed.hidden
         try:
-            found = list(decoder.decode(completed.records, first, end, checked=checked))
+            found = list(decoder.decode(completed.records, first, end, checked=checked, hidden=hidden))
         except HeadraceError as error:
             end = max(first, decoder.at_offset)
             self._damage = end, error
-            found = list(decoder.decode(completed.records, first, end, checked=checked))
+            found = list(decoder.decode(completed.records, first, end, checked=checked, hidden=hidden))
         self._rows = iter(found)
         return True
 
@@ -192,9 +193,8 @@ class Collector:
 
     def _reader_of(self, completed: CompletedFetch) -> RecordSet:
         topic, partition = completed.cursor.place
-        return RecordSet(
-            completed.records, topic, partition, completed.first_offset, completed.next_offset, self._check_crc
-        )
+        first, end = completed.first_offset, completed.next_offset
+        return RecordSet(completed.records, topic, partition, first, end, self._check_crc, completed.hidden)
 
     def _decoder(self, place: TopicPartition, columns: tuple[str, ...], batch_rows: int) -> Decoder:
         from headrace.records.arrow import Decoder

@@ -206,7 +206,10 @@ class Consumer:
         self._driver.drive()
 
     def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets there are between what was handed out and the end of each partition now."""
+        """How many offsets there are between what was handed out and the end of each partition now.
+
+        With isolation `committed` that is the first record of an undecided transaction. Markers count as offsets.
+        """
         ends: dict[TopicPartition, int | HeadraceError] = {}
         wanted = self._chosen(None)
 
@@ -215,7 +218,13 @@ class Consumer:
             self._driver.changed()
 
         with self._driver.lock:
-            lookup = OffsetLookup(self._pool, dict.fromkeys(wanted, LATEST), found, found)
+            lookup = OffsetLookup(
+                self._pool,
+                dict.fromkeys(wanted, LATEST),
+                found,
+                found,
+                isolation=self._options.limits.isolation,
+            )
         try:
             self._wait_until(lambda: len(ends) == len(wanted), "the ends of the partitions")
         finally:

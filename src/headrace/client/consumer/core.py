@@ -31,7 +31,7 @@ from headrace.client.consumer.rebalance_notices import Notice, RebalanceNotices
 from headrace.client.consumer.retries import own_topics
 from headrace.client.consumer.topic_pattern import TopicPattern
 from headrace.client.errors import NoBroker
-from headrace.client.fetch_requests import EARLIEST, FetchLimits
+from headrace.client.fetch_requests import EARLIEST
 from headrace.errors import HeadraceError, InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -88,10 +88,9 @@ class ConsumerCore:
         self._subscribed: frozenset[str] | None = None
         self._late: frozenset[str] = frozenset()
         """Topics that match the pattern and were not there when it was first looked for them."""
-        limits = FetchLimits(options.max_wait_ms, options.min_bytes, options.fetch_bytes, options.partition_fetch_bytes)
         self._fetcher = Fetcher(
             pool,
-            limits,
+            options.limits,
             start=options.start_moment,
             buffer_bytes=options.buffer_bytes if options.priority_header else max(1, options.buffer_bytes // 4),
             rack=options.rack,

@@ -18,6 +18,7 @@ from typing import Final
 from headrace.client.connection.reactor import Backoff
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.errors import HeadraceError
+from headrace.records.isolation import Aborted, hidden_batches
 
 REPLICA_KEPT_S: Final = 300.0
 """How long a follower is read that a leader named, before the leader is asked again."""
@@ -87,7 +88,7 @@ class Cursor:
         self.epoch = -1
         """Leader epoch of the last batch that was fetched."""
         self.end = -1
-        """The high watermark of the last response, -1 before."""
+        """How far the last response said that records can be read, -1 before."""
         self.replica: int | None = None
         self.replica_until = 0.0
         self.backoff = Backoff()
@@ -203,6 +204,13 @@ class CompletedFetch:
     records: memoryview
     first_offset: int
     next_offset: int
+    aborted: tuple[Aborted, ...] = ()
+    """Transactions whose records do not count either."""
+
+    @property
+    def hidden(self) -> frozenset[int]:
+        """Base offsets of the batches of aborted transactions."""
+        return hidden_batches(self.records, self.aborted)
 
     @property
     def counts(self) -> bool:

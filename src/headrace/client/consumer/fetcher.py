@@ -27,6 +27,7 @@ from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.errors import Refusal
 from headrace.client.fetch_requests import EARLIEST, FetchLimits, extent, fetch_refusal, fetch_request, larger
 from headrace.errors import ErrorCode, HeadraceError, OffsetOutOfRange
+from headrace.records.isolation import Aborted, Isolation, aborted_of
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -162,6 +163,7 @@ class Fetcher:
             lambda place, offset: self._on_found(*versions[place], offset),
             lambda place, error: self._on_not_found(*versions[place], error),
             lambda place: not self._closed and versions[place][0].version == versions[place][1],
+            isolation=self._limits.isolation,
         )
 
     def pause(self, places: Iterable[TopicPartition]) -> None:
@@ -359,7 +361,8 @@ class Fetcher:
             self._on_refused(cursor, asked, partition, answer)
             return
         cursor.succeed()
-        cursor.end = partition.high_watermark
+        committed = self._limits.isolation is Isolation.COMMITTED
+        cursor.end = partition.last_stable_offset if committed else partition.high_watermark
         diverging = partition.diverging_epoch
         if diverging is not None and diverging.end_offset >= 0:
             self._on_cut_log(cursor, diverging.end_offset)
@@ -367,9 +370,9 @@ class Fetcher:
         if partition.preferred_read_replica >= 0:
             cursor.prefer(partition.preferred_read_replica, self._reactor.now())
         if partition.records is not None and len(partition.records):
-            self._take_in(cursor, partition.records)
+            self._take_in(cursor, partition.records, aborted_of(partition))
 
-    def _take_in(self, cursor: Cursor, records: memoryview) -> None:
+    def _take_in(self, cursor: Cursor, records: memoryview, aborted: tuple[Aborted, ...]) -> None:
         try:
             reached = extent(records, cursor.offset, str(cursor))
             if reached.next_offset == cursor.offset:
@@ -380,7 +383,7 @@ class Fetcher:
             return
         if reached.whole_bytes < len(records):
             records = records[: reached.whole_bytes]
-        self._buffer.add(CompletedFetch(cursor, cursor.version, records, cursor.offset, reached.next_offset))
+        self._buffer.add(CompletedFetch(cursor, cursor.version, records, cursor.offset, reached.next_offset, aborted))
         cursor.offset, cursor.epoch = reached.next_offset, reached.leader_epoch
         # To the end of the line: a broker fills its answer from the first partition on.
         self.cursors[cursor.place] = self.cursors.pop(cursor.place)

@@ -1,6 +1,7 @@
 """Offsets of moments, asked of the leaders of many partitions at once, again and again until all are found.
 
-A moment is a time in ms, `EARLIEST` or `LATEST`; a time after the last record has the offset of the end.
+A moment is a time in ms, `EARLIEST` or `LATEST`; a time after the last record has the offset of the end. Where the end
+is depends on the isolation: a reader of committed records gets no further than the first undecided one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.errors import Refusal, is_retriable
 from headrace.client.fetch_requests import LATEST, offsets_request
 from headrace.errors import ErrorCode, HeadraceError
+from headrace.records.isolation import Isolation
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -33,7 +35,10 @@ class OffsetLookup:
         on_found: Callable[[TopicPartition, int], None],
         on_failed: Callable[[TopicPartition, HeadraceError], None],
         wanted: Callable[[TopicPartition], bool] = lambda _: True,
+        *,
+        isolation: Isolation = Isolation.UNCOMMITTED,
     ) -> None:
+        self._isolation = isolation
         self._pool = pool
         self._wanted = dict(moments)
         self._on_found = on_found
@@ -72,6 +77,7 @@ class OffsetLookup:
                 offsets_request(
                     {place: self._wanted[place] for place in places if place in self._wanted},
                     int(ANSWER_WITHIN_S * 1000),
+                    self._isolation,
                 ),
                 lambda answer, places=places: self._on_answer(places, answer),  # type: ignore[misc]
                 timeout_s=ANSWER_WITHIN_S,

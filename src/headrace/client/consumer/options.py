@@ -14,8 +14,9 @@ from headrace.client.connection.tls import Tls
 from headrace.client.consumer.fetcher import Reset
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.rebalance_notices import RebalanceCallback
-from headrace.client.fetch_requests import EARLIEST, LATEST
+from headrace.client.fetch_requests import EARLIEST, LATEST, FetchLimits
 from headrace.errors import InvalidTopicName, SettingError
+from headrace.records.isolation import isolation_of
 from headrace.settings.topic_name import check_topic_name
 
 STARTS: Final[dict[str, int | None]] = {"earliest": EARLIEST, "latest": LATEST, "none": None}
@@ -44,6 +45,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_wait_ms: int
     min_bytes: int
     check_crc: bool
+    isolation: Literal["committed", "uncommitted"]
     rack: str
     priority_header: str | None
     decoder: Callable[[bytes | None], Any] | None
@@ -94,6 +96,9 @@ class ConsumerConfig:
     """Less than this is not answered before `max_wait_ms` are over."""
     check_crc: bool = True
     """Whether batches are compared with their checksums."""
+    isolation: str = "committed"
+    """`committed`: no record of a transaction before it is committed, and none of one that was aborted; a partition is
+    read up to the first that is undecided. `uncommitted`: all records, as soon as all replicas in sync have them."""
     rack: str = ""
     """Where this consumer is: a replica in the same room is read instead of the leader."""
     priority_header: str | None = None
@@ -141,6 +146,7 @@ class ConsumerConfig:
             raise SettingError(f"start is {self.start!r}; it may be {', '.join(map(repr, STARTS))}")
         if self.mode not in MODES:
             raise SettingError(f"mode is {self.mode!r}; it may be {', '.join(map(repr, MODES))}")
+        isolation_of(self.isolation)
         if self.mode == "broadcast" and not self.group:
             raise SettingError("broadcast mode keeps progress under the name of a group: give one")
         above_zero = ("fetch_bytes", "partition_fetch_bytes", "buffer_bytes", "timeout_ms", "session_timeout_ms")
@@ -160,6 +166,17 @@ class ConsumerConfig:
     def names(self) -> tuple[str, ...]:
         """The topics that are given by name."""
         return () if isinstance(self.topics, re.Pattern) else self.topics
+
+    @property
+    def limits(self) -> FetchLimits:
+        """What every Fetch is told."""
+        return FetchLimits(
+            self.max_wait_ms,
+            self.min_bytes,
+            self.fetch_bytes,
+            self.partition_fetch_bytes,
+            isolation_of(self.isolation),
+        )
 
     @property
     def start_moment(self) -> int | None:
