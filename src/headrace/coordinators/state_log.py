@@ -3,7 +3,7 @@ size, and is answered when the high watermark has passed it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -16,6 +16,16 @@ ALL_IN_SYNC: Final = -1
 TIMEOUT_MS: Final = 5000
 RECORDS_PER_BATCH: Final = 1000
 BYTES_PER_BATCH: Final = 512 << 10
+
+APPEND_FAULTS: Final[Mapping[int, int]] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+}
+"""What a failed append means to a client of the coordinator: most is over when it finds the coordinator again."""
 
 AppendDone = Callable[[int], None]
 Append = Callable[[int, int, list[Record], AppendDone], None]

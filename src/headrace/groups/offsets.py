@@ -16,6 +16,7 @@ from typing import Final
 
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.coordinators.record_fields import Reader, Record
+from headrace.coordinators.state_log import APPEND_FAULTS
 from headrace.coordinators.state_partitions import StateTopic
 from headrace.errors import BatchTooLarge, CorruptBatch, ErrorCode
 from headrace.groups.group import Group, State
@@ -39,15 +40,10 @@ METADATA_BYTES_MAX: Final = (1 << 15) - 1
 INVALID_COMMIT_OFFSET_SIZE: Final = 28
 
 FAULTS: Final[Mapping[int, int]] = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    **APPEND_FAULTS,
     BatchTooLarge.mapping.kafka_code: INVALID_COMMIT_OFFSET_SIZE,
 }
-"""What a failed append means to a client of the group: most is over when it finds the coordinator again."""
+"""What a failed append means to a client of the group."""
 
 OFFSETS: Final = StateTopic(
     OFFSETS_TOPIC,

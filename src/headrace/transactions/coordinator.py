@@ -1,0 +1,591 @@
+"""The coordinator of the transactional ids whose partition of `__transaction_state` this broker leads.
+
+`transaction.py` decides; here the decision is appended, and takes effect when the log has it below the watermark: then
+memory changes, the reply leaves, and markers are sent where a transaction has been decided. One change of an id is
+under way at a time. So a coordinator that takes over by replaying the partition arrives at the same states, and sends
+the markers of every transaction that is decided and not known to have ended in all of its partitions. An append that
+fails, or times out, has not happened: what it said may still come into the log, and whatever follows it there says
+again how things are.
+
+A request that comes while the id is busy, or its transaction is being ended, waits for that a little while before it is
+told CONCURRENT_TRANSACTIONS: it spares the client its pause. Partitions that come meanwhile are added by one append.
+
+One deadline heap serves all timeouts, pauses and waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Final
+
+from headrace.cluster.names import TRANSACTIONS_TOPIC
+from headrace.coordinators.alarms import NEVER, Alarms
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_log import APPEND_FAULTS, Append, AppendDone, partition_of
+from headrace.coordinators.state_partitions import StateTopic
+from headrace.coordinators.wall import Wall
+from headrace.errors import ErrorCode
+from headrace.ports.clock import Clock
+from headrace.transactions import transaction as table
+from headrace.transactions.limits import TransactionLimits
+from headrace.transactions.messages import (
+    AddRequest,
+    DescribedTransaction,
+    DrawProducerId,
+    EndReply,
+    EndRequest,
+    InitReply,
+    InitRequest,
+    ListedTransaction,
+    ListReply,
+    MarkerRequest,
+    Place,
+    SendMarkers,
+)
+from headrace.transactions.records import STATES, encode, encode_key
+from headrace.transactions.shard import AddDone, Entry, Shard, ShardLoad
+from headrace.transactions.transaction import OPEN, PREPARED, Decision, Lack, State, Transaction
+
+log = logging.getLogger(__name__)
+
+HELD_SECONDS: Final = 0.2
+"""How long a request waits for another that is under way, before it hears CONCURRENT_TRANSACTIONS."""
+HELD_MAX: Final = 1000
+"""Requests that wait for one transactional id."""
+PAUSE_SECONDS: Final = 0.5
+"""Before what could not be appended of our own accord is tried again."""
+IDS_PER_TURN: Final = 2000
+"""Transactional ids that one turn of the loop looks through for what has expired."""
+ID_BYTES_MAX: Final = 4096
+PARTITIONS_MAX: Final = 50_000
+"""Of one transaction: they have to fit into one record."""
+
+TRANSACTIONS: Final = StateTopic(
+    TRANSACTIONS_TOPIC,
+    "transactions.loss.accepted",
+    "transactional ids",
+    "the states of its transactions",
+    "transactions may then end otherwise than they were decided, and transactional ids may be handed out anew",
+)
+
+FAULTS: Final = {**APPEND_FAULTS, ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.POLICY_VIOLATION}
+
+
+class TransactionCoordinator:
+    def __init__(
+        self,
+        clock: Clock,
+        append: Append,
+        partition_count: int,
+        draw_producer_id: DrawProducerId,
+        send_markers: SendMarkers,
+        limits: TransactionLimits,
+    ) -> None:
+        self._clock = clock
+        self._append_records = append
+        self.partition_count = partition_count
+        """Of the topic; whoever sees the cluster keeps it up to date, and the limits too."""
+        self.limits = limits
+        self._draw_producer_id = draw_producer_id
+        self._send_markers = send_markers
+        self._wall = Wall(clock)
+        self._alarms = Alarms(clock)
+        self._shards: dict[int, Shard] = {}
+        self._beginning = 0
+        """Transactions whose first record is on its way."""
+        self._closed = False
+        self._schedule_expiry()
+
+    # Leadership of partitions
+
+    def lead(self, partition: int, epoch: int) -> ShardLoad:
+        """This broker leads the partition in this epoch: its transactional ids answer COORDINATOR_LOAD_IN_PROGRESS
+        until they are loaded."""
+        self.resign(partition)
+        shard = self._shards[partition] = Shard(partition, epoch)
+        return ShardLoad(shard, self._open)
+
+    def resign(self, partition: int) -> None:
+        """This broker does not lead the partition any more; everyone who waits looks for the new coordinator."""
+        shard = self._shards.pop(partition, None)
+        if shard is None:
+            return
+        shard.gone = True
+        for entry in list(shard.live.values()):
+            self._alarms.keep(entry, NEVER, _nothing)
+            self._dismiss(entry, NEVER, ErrorCode.NOT_COORDINATOR)
+
+    def drop_topics(self, ids: Collection[bytes]) -> None:
+        """A transaction is not changed by the deletion of a topic: it ends in the others."""
+
+    def close(self) -> None:
+        self._closed = True
+        self._schedule_expiry()
+        for partition in list(self._shards):
+            self.resign(partition)
+
+    def _open(self, shard: Shard) -> None:
+        for entry in shard.open():
+            kept = entry.kept
+            assert kept is not None
+            passed_ms = max(0, self._wall.earliest_ms() - kept.start_ms)
+            self._set_deadline(entry, kept, max(0, kept.timeout_ms - passed_ms))
+            self._go_on(entry)
+
+    # Requests
+
+    def init(self, transactional_id: str, request: InitRequest, reply: Callable[[InitReply], None]) -> None:
+        def refuse(code: int) -> None:
+            reply(InitReply(code))
+
+        fault = self._init_fault(transactional_id, request)
+        if fault != ErrorCode.NONE:
+            refuse(fault)
+            return
+        found = self._find(transactional_id)
+        if isinstance(found, int):
+            refuse(found)
+            return
+        entry = found.entry(transactional_id)
+        if entry is None:
+            if sum(len(shard) for shard in self._shards.values()) >= self.limits.ids_max:
+                refuse(ErrorCode.POLICY_VIOLATION)
+                return
+            entry = found.create(transactional_id)
+        self._init(entry, request, reply, self._held_until())
+
+    def _init_fault(self, transactional_id: str, request: InitRequest) -> int:
+        limits = self.limits
+        if not 0 < len(transactional_id.encode()) <= ID_BYTES_MAX:
+            return ErrorCode.INVALID_REQUEST
+        if request.two_phase:
+            return ErrorCode.NONE if limits.two_phase else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        is_allowed = 0 < request.timeout_ms <= limits.timeout_max_ms
+        return ErrorCode.NONE if is_allowed else ErrorCode.INVALID_TRANSACTION_TIMEOUT
+
+    def _init(self, entry: Entry, request: InitRequest, reply: Callable[[InitReply], None], until: float) -> None:
+        def decide(now_ms: int, fresh_id: int | None) -> Decision:
+            return table.init(entry.kept, request, now_ms, fresh_id)
+
+        def again() -> None:
+            self._init(entry, request, reply, until)
+
+        def answer(outcome: Transaction | int) -> None:
+            if isinstance(outcome, int):
+                reply(InitReply(outcome))
+            elif outcome.state in PREPARED:
+                # The open transaction is being aborted; what was asked for can be had when it has ended.
+                self._hold(entry, until, again, lambda code: reply(InitReply(code)))
+            else:
+                reply(table.init_reply(outcome))
+
+        self._change(entry, decide, answer, until, again)
+
+    def add(self, transactional_id: str, request: AddRequest, reply: AddDone) -> None:
+        """Add the partitions to the producer's transaction; `reply` hears the code for all of them."""
+        entry = self._entry(transactional_id)
+        if isinstance(entry, int):
+            reply(entry)
+        elif len(request.partitions) > PARTITIONS_MAX:
+            reply(ErrorCode.POLICY_VIOLATION)
+        elif len(entry.adding) >= HELD_MAX:
+            reply(ErrorCode.CONCURRENT_TRANSACTIONS)
+        else:
+            entry.adding.append((self._held_until(), request, reply))
+            self._go_on(entry)
+
+    def verify(self, transactional_id: str, request: AddRequest) -> dict[Place, int]:
+        """Whether each of the partitions is in the producer's open transaction."""
+        shard = self._find(transactional_id) if transactional_id else ErrorCode.INVALID_REQUEST
+        if isinstance(shard, int):
+            return dict.fromkeys(request.partitions, shard)
+        return table.verify(shard.peek(transactional_id), request)
+
+    def end(self, transactional_id: str, request: EndRequest, reply: Callable[[EndReply], None]) -> None:
+        entry = self._entry(transactional_id)
+        if isinstance(entry, int):
+            reply(EndReply(entry))
+        else:
+            self._end(entry, request, reply, self._held_until())
+
+    def _end(self, entry: Entry, request: EndRequest, reply: Callable[[EndReply], None], until: float) -> None:
+        def decide(now_ms: int, fresh_id: int | None) -> Decision:
+            return table.end(entry.kept, request, now_ms, fresh_id)
+
+        def answer(outcome: Transaction | int) -> None:
+            reply(EndReply(outcome) if isinstance(outcome, int) else table.end_reply(outcome, request))
+
+        self._change(entry, decide, answer, until, lambda: self._end(entry, request, reply, until))
+
+    # Changes
+
+    def _change(
+        self,
+        entry: Entry,
+        decide: Callable[[int, int | None], Decision],
+        answer: Callable[[Transaction | int], None],
+        until: float,
+        again: Callable[[], None],
+        fresh_id: int | None = None,
+    ) -> None:
+        """Decide, make it durable, answer; `answer` hears what is kept then, or why not."""
+        if entry.shard.gone:
+            answer(ErrorCode.NOT_COORDINATOR)
+            return
+        if entry.busy:
+            self._hold(entry, until, again, answer)
+            return
+        decision = decide(self._wall.latest_ms(), fresh_id)
+        if isinstance(decision, Lack):
+            self._draw(entry, lambda drawn: self._change(entry, decide, answer, until, again, drawn), answer)
+        elif decision == ErrorCode.CONCURRENT_TRANSACTIONS:
+            self._hold(entry, until, again, answer)
+        elif isinstance(decision, int) or decision is entry.kept:
+            answer(decision)
+            self._go_on(entry)
+        else:
+            self._store(entry, decision, lambda code: answer(decision if code == ErrorCode.NONE else code))
+
+    def _draw(self, entry: Entry, drawn: Callable[[int], None], refuse: Callable[[int], None]) -> None:
+        entry.busy = True
+
+        def done(fresh_id: int | None) -> None:
+            entry.busy = False
+            if fresh_id is None:
+                refuse(ErrorCode.NOT_COORDINATOR if entry.shard.gone else ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                self._go_on(entry)
+            else:
+                drawn(fresh_id)
+
+        self._draw_producer_id(done)
+
+    def _add_waiting(self, entry: Entry) -> None:
+        """All partitions that wait to be added go into one record."""
+        kept, now_ms = entry.kept, self._wall.latest_ms()
+        waiting: list[AddDone] = []
+        left: list[tuple[float, AddRequest, AddDone]] = []
+        is_full = self._open_count() >= self.limits.open_max
+        for until, request, reply in entry.adding:
+            decision = table.add(kept, request, now_ms)
+            assert not isinstance(decision, Lack), "a partition needs no id"
+            if decision == ErrorCode.CONCURRENT_TRANSACTIONS and until > self._clock.now():
+                left.append((until, request, reply))
+            elif isinstance(decision, int):
+                reply(decision)
+            elif decision is entry.kept:
+                reply(ErrorCode.NONE)
+            elif len(decision.partitions) > PARTITIONS_MAX:
+                reply(ErrorCode.POLICY_VIOLATION)
+            elif is_full and entry.kept is not None and entry.kept.state is not State.ONGOING:
+                reply(ErrorCode.CONCURRENT_TRANSACTIONS)
+            else:
+                kept = decision
+                waiting.append(reply)
+        entry.adding = left
+        if kept is None or kept is entry.kept:
+            return
+
+        def stored(code: int) -> None:
+            for reply in waiting:
+                reply(code)
+
+        self._store(entry, kept, stored)
+
+    def _store(self, entry: Entry, kept: Transaction, then: Callable[[int], None]) -> None:
+        """Make it durable; `then` hears the code, with the entry as the log has it."""
+        entry.busy = True
+        shard, before = entry.shard, entry.kept
+        begins = kept.state is State.ONGOING and (before is None or before.state is not State.ONGOING)
+        self._beginning += begins
+
+        def stored(code: int) -> None:
+            entry.busy = False
+            self._beginning -= begins
+            if code == ErrorCode.NONE and not shard.gone:
+                if before is not None:
+                    shard.states[before.state] -= 1
+                shard.states[kept.state] += 1
+                entry.kept = kept
+                if begins:
+                    self._set_deadline(entry, kept, kept.timeout_ms)
+            then(FAULTS.get(code, code))
+            self._go_on(entry)
+
+        self._append(shard, [(encode_key(entry.transactional_id), encode(kept))], stored)
+
+    def _append(self, shard: Shard, records: list[Record], done: AppendDone) -> None:
+        """A shard that was dropped has no say any more: who loads it from the log must not miss anything."""
+        if shard.gone:
+            done(ErrorCode.NOT_COORDINATOR)
+        else:
+            self._append_records(shard.partition, shard.epoch, records, done)
+
+    def _go_on(self, entry: Entry) -> None:
+        """Do what the state of the entry wants next, and let those go on who waited for it."""
+        if entry.shard.gone:
+            self._dismiss(entry, NEVER, ErrorCode.NOT_COORDINATOR)
+            return
+        if entry.busy:
+            self._set_alarm(entry)
+            return
+        kept = entry.kept
+        if kept is not None and kept.state in PREPARED:
+            if not entry.marking:
+                self._mark(entry, kept)
+        else:
+            entry.marking = False
+        if entry.adding and not entry.busy:
+            self._add_waiting(entry)
+        if entry.held and not entry.busy and (kept is None or kept.state not in PREPARED):
+            held, entry.held = entry.held, []
+            for _until, again, _give_up in held:
+                again()
+        self._set_alarm(entry)
+        self._rest(entry)
+
+    def _rest(self, entry: Entry) -> None:
+        """What nobody asks for and has nothing open is kept as its record has it."""
+        shard, kept = entry.shard, entry.kept
+        if not entry.at_rest or (kept is not None and kept.state in OPEN):
+            return
+        if shard.live.get(entry.transactional_id) is entry:
+            del shard.live[entry.transactional_id]
+            self._alarms.keep(entry, NEVER, _nothing)
+            if kept is not None:
+                shard.idle[entry.transactional_id] = encode(kept)
+
+    # Markers
+
+    def _mark(self, entry: Entry, kept: Transaction) -> None:
+        entry.marking = True
+        if not kept.partitions:
+            self._complete(entry, kept)
+            return
+        request = MarkerRequest(
+            entry.transactional_id,
+            kept.producer_id,
+            kept.epoch,
+            entry.shard.epoch,
+            kept.state is State.PREPARE_COMMIT,
+            kept.number,
+            kept.transaction_version,
+            tuple(sorted(kept.partitions)),
+        )
+        self._send_markers(
+            request,
+            lambda: not entry.shard.gone and entry.kept is kept,
+            lambda: self._complete(entry, kept),
+        )
+
+    def _complete(self, entry: Entry, kept: Transaction) -> None:
+        """Every partition has its marker. Tried until the log has it, or another broker leads."""
+        if entry.shard.gone or entry.kept is not kept or entry.busy:
+            return
+
+        def stored(code: int) -> None:
+            if code != ErrorCode.NONE and not entry.shard.gone:
+                self._alarms.keep(
+                    (entry, kept), self._clock.now() + PAUSE_SECONDS, partial(self._complete, entry, kept)
+                )
+
+        self._store(entry, table.complete(kept, self._wall.latest_ms()), stored)
+
+    # Waits and timeouts
+
+    def _held_until(self) -> float:
+        return self._clock.now() + HELD_SECONDS
+
+    def _hold(self, entry: Entry, until: float, again: Callable[[], None], give_up: Callable[[int], None]) -> None:
+        if entry.shard.gone:
+            give_up(ErrorCode.NOT_COORDINATOR)
+        elif until <= self._clock.now() or len(entry.held) >= HELD_MAX:
+            give_up(ErrorCode.CONCURRENT_TRANSACTIONS)
+        else:
+            entry.held.append((until, again, give_up))
+            self._set_alarm(entry)
+
+    def _dismiss(self, entry: Entry, now: float, code: int) -> None:
+        """Those who wait, and whose time is over, hear the code."""
+        adding, entry.adding = entry.adding, [one for one in entry.adding if one[0] > now]
+        held, entry.held = entry.held, [one for one in entry.held if one[0] > now]
+        for until, _request, reply in adding:
+            if until <= now:
+                reply(code)
+        for until, _again, give_up in held:
+            if until <= now:
+                give_up(code)
+
+    def _set_deadline(self, entry: Entry, kept: Transaction, left_ms: int) -> None:
+        has_one = kept.state is State.ONGOING and not kept.two_phase
+        entry.deadline = self._clock.now() + left_ms / 1000 if has_one else NEVER
+
+    def _set_alarm(self, entry: Entry) -> None:
+        """At the earliest of what it waits for: the timeout of the transaction, those who wait for it."""
+        kept = entry.kept
+        is_open = kept is not None and kept.state is State.ONGOING and not kept.two_phase
+        at = entry.deadline if is_open else NEVER
+        at = min([at, *(one[0] for one in entry.adding), *(one[0] for one in entry.held)])
+        self._alarms.keep(entry, at, partial(self._ring, entry))
+
+    def _ring(self, entry: Entry) -> None:
+        now = self._clock.now()
+        self._dismiss(entry, now, ErrorCode.CONCURRENT_TRANSACTIONS)
+        if entry.deadline <= now and not entry.busy and not entry.shard.gone and entry.kept is not None:
+            self._time_out(entry, entry.kept)
+        elif not entry.shard.gone and not entry.busy:
+            self._set_alarm(entry)
+            self._rest(entry)
+
+    def _time_out(self, entry: Entry, kept: Transaction) -> None:
+        entry.deadline = NEVER
+        aborted = table.time_out(kept, self._wall.latest_ms())
+        if aborted is None:
+            self._set_alarm(entry)
+            return
+        log.info(
+            "transactional id %r of producer %d: aborted, it was open for longer than its timeout of %d ms",
+            entry.transactional_id, kept.producer_id, kept.timeout_ms,
+        )  # fmt: skip
+
+        def stored(code: int) -> None:
+            if code != ErrorCode.NONE:
+                entry.deadline = self._clock.now() + PAUSE_SECONDS
+
+        self._store(entry, aborted, stored)
+
+    # Expiry
+
+    def _schedule_expiry(self) -> None:
+        at = NEVER if self._closed else self._clock.now() + self.limits.expiry_check_ms / 1000
+        self._alarms.keep(self, at, self._begin_expiry)
+
+    def _begin_expiry(self) -> None:
+        self._expire_some([(shard, name) for shard in self._open_shards() for name in shard.idle])
+        self._schedule_expiry()
+
+    def _expire_some(self, names: list[tuple[Shard, str]]) -> None:
+        """A slice of them in this turn, the rest in later ones: the loop is not held up."""
+        found: dict[Shard, list[str]] = {}
+        limits, now_ms = self.limits, self._wall.earliest_ms()
+        for shard, name in names[-IDS_PER_TURN:]:
+            if not shard.gone and name not in shard.buried and shard.expires(name, now_ms, limits.expiration_ms):
+                found.setdefault(shard, []).append(name)
+        for shard, expired in found.items():
+            self._bury(shard, expired)
+        del names[-IDS_PER_TURN:]
+        if names:
+            self._clock.call_soon(partial(self._expire_some, names))
+
+    def _bury(self, shard: Shard, names: list[str]) -> None:
+        """They answer nobody while their tombstones are on their way."""
+        shard.buried.update(names)
+
+        def done(code: int) -> None:
+            shard.buried.difference_update(names)
+            if code == ErrorCode.NONE:
+                shard.forget(names)
+
+        self._append(shard, [(encode_key(name), None) for name in names], done)
+
+    # What there is
+
+    def list_transactions(
+        self,
+        states: Collection[str] = (),
+        producer_ids: Collection[int] = (),
+        longer_than_ms: int = -1,
+        matches: Callable[[str], bool] | None = None,
+    ) -> ListReply:
+        """Those in any of these states and of these producers, empty for all, that are open for longer than this. While
+        one partition loads, the list has a gap."""
+        if any(shard.loading for shard in self._shards.values()):
+            return ListReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        now_ms = self._wall.latest_ms()
+        found = []
+        for name, producer_id, state, start_ms in self._all(only_open=longer_than_ms >= 0):
+            if longer_than_ms >= 0 and now_ms - start_ms <= longer_than_ms:
+                continue
+            is_wanted = (not states or state.value in states) and (not producer_ids or producer_id in producer_ids)
+            if is_wanted and (matches is None or matches(name)):
+                found.append(ListedTransaction(name, producer_id, state.value))
+        return ListReply(ErrorCode.NONE, tuple(found))
+
+    def _all(self, *, only_open: bool) -> Iterator[tuple[str, int, State, int]]:
+        for shard in self._open_shards():
+            for name, kept in shard.all_live():
+                if not only_open or kept.state in OPEN:
+                    yield name, kept.client.producer_id, kept.state, kept.start_ms
+            if not only_open:
+                for name, head in shard.idle_heads():
+                    yield name, head.producer_id, STATES[head.state], head.start_ms
+
+    def describe(self, transactional_id: str) -> DescribedTransaction:
+        shard = self._find(transactional_id) if transactional_id else ErrorCode.INVALID_REQUEST
+        if isinstance(shard, int):
+            return DescribedTransaction(shard, transactional_id)
+        kept = None if transactional_id in shard.buried else shard.peek(transactional_id)
+        if kept is None:
+            return DescribedTransaction(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id)
+        return DescribedTransaction(
+            ErrorCode.NONE,
+            transactional_id,
+            kept.state.value,
+            kept.timeout_ms,
+            kept.start_ms if kept.state in OPEN else table.NO_TIME_MS,
+            *kept.client,
+            tuple(sorted(kept.partitions)),
+            kept.two_phase,
+            kept.owner,
+        )
+
+    def states(self) -> Counter[str]:
+        """How many transactional ids are in each state."""
+        found: Counter[str] = Counter()
+        for shard in self._open_shards():
+            for state, count in shard.states.items():
+                found[state.value] += count
+        return found
+
+    def oldest_two_phase_ms(self) -> int:
+        """How long the oldest open two-phase transaction has been open; 0 when there is none."""
+        began = [
+            kept.start_ms
+            for shard in self._open_shards()
+            for _name, kept in shard.all_live()
+            if kept.two_phase and kept.state is State.ONGOING
+        ]
+        return max(0, self._wall.latest_ms() - min(began)) if began else 0
+
+    def _open_count(self) -> int:
+        return self._beginning + sum(shard.states[State.ONGOING] for shard in self._open_shards())
+
+    # Where it is
+
+    def _entry(self, transactional_id: str) -> Entry | int:
+        if not transactional_id:
+            return ErrorCode.INVALID_REQUEST
+        shard = self._find(transactional_id)
+        if isinstance(shard, int):
+            return shard
+        entry = shard.entry(transactional_id)
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if entry is None else entry
+
+    def _find(self, transactional_id: str) -> Shard | int:
+        """The shard of this transactional id, or the code that says why it cannot be asked."""
+        count = self.partition_count
+        shard = self._shards.get(partition_of(transactional_id, count)) if count else None
+        if shard is None:
+            return ErrorCode.NOT_COORDINATOR
+        if shard.loading:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.CONCURRENT_TRANSACTIONS if transactional_id in shard.buried else shard
+
+    def _open_shards(self) -> Iterator[Shard]:
+        return (shard for shard in self._shards.values() if not shard.loading)
+
+
+def _nothing() -> None:
+    """An alarm that is called off."""

@@ -1,0 +1,166 @@
+"""The transactional ids in one partition of `__transaction_state`, and how they are read back from its records.
+
+There may be a million, and few have an open transaction: the others stay as the values of their records, a hundred
+bytes each, until somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from headrace.coordinators.alarms import NEVER
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_partitions import ProducerEpoch
+from headrace.transactions.messages import AddRequest
+from headrace.transactions.records import STATES, IdleHead, decode, decode_key, encode, idle_head, is_whole
+from headrace.transactions.transaction import OPEN, State, Transaction
+
+AddDone = Callable[[int], None]
+
+
+class Entry:
+    """A transactional id that is being asked for something, or has an open transaction."""
+
+    __slots__ = ("adding", "busy", "deadline", "held", "kept", "marking", "shard", "transactional_id")
+
+    def __init__(self, shard: Shard, transactional_id: str, kept: Transaction | None) -> None:
+        self.shard = shard
+        self.transactional_id = transactional_id
+        self.kept = kept
+        """As the log has it below the watermark; None for one that is not there yet."""
+        self.busy = False
+        """A change is on its way to the log, or a producer id is being drawn for one."""
+        self.marking = False
+        """Markers are on their way to its partitions."""
+        self.deadline = NEVER
+        """When the open transaction is aborted."""
+        self.adding: list[tuple[float, AddRequest, AddDone]] = []
+        """Partitions to be added by the next append; until when each may wait."""
+        self.held: list[tuple[float, Callable[[], None], Callable[[int], None]]] = []
+        """Other requests that wait for it: until when, what asks again, what tells that it cannot be now."""
+
+    @property
+    def at_rest(self) -> bool:
+        return not (self.busy or self.marking or self.adding or self.held)
+
+
+class Shard:
+    """`loading` until all records were replayed; `gone` once this broker does not lead the partition in this epoch any
+    more."""
+
+    def __init__(self, partition: int, epoch: int) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self.loading = True
+        self.gone = False
+        self.idle: dict[str, bytes] = {}
+        """Without an open transaction: the values of their records."""
+        self.live: dict[str, Entry] = {}
+        self.buried: set[str] = set()
+        """Idle ones whose tombstones are on their way."""
+        self.states: Counter[State] = Counter()
+        """How many are in each state."""
+        self._open: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.idle) + len(self.live)
+
+    def replay(self, records: Iterable[Record]) -> None:
+        """Take records in the order of the log; those of a kind that is not ours to know say nothing to us. Taking the
+        same ones again changes nothing. CorruptBatch for one that cannot be read."""
+        for key, value in records:
+            transactional_id = decode_key(key)
+            if transactional_id is None:
+                continue
+            if value is None:
+                self.idle.pop(transactional_id, None)
+                self._open.discard(transactional_id)
+                continue
+            if is_whole(value):
+                self._open.discard(transactional_id)
+                self.idle[transactional_id] = value
+                continue
+            kept = decode(value)
+            self.idle[transactional_id] = encode(kept)
+            (self._open.add if kept.state in OPEN else self._open.discard)(transactional_id)
+
+    def open(self) -> list[Entry]:
+        """The end of the log is reached: answers the ids that have an open transaction, or one that has not ended in
+        every partition."""
+        found = [self.entry(name) for name in self._open]
+        self._open.clear()
+        self.states.update(STATES[head.state] for _, head in self.idle_heads())
+        self.states.update(entry.kept.state for entry in found if entry is not None and entry.kept is not None)
+        self.loading = False
+        return [entry for entry in found if entry is not None]
+
+    def entry(self, transactional_id: str) -> Entry | None:
+        """The one that is asked for, with what is kept of it; None if nothing is."""
+        entry = self.live.get(transactional_id)
+        if entry is None:
+            value = self.idle.pop(transactional_id, None)
+            if value is not None:
+                entry = self.live[transactional_id] = Entry(self, transactional_id, decode(value))
+        return entry
+
+    def create(self, transactional_id: str) -> Entry:
+        entry = self.live[transactional_id] = Entry(self, transactional_id, None)
+        return entry
+
+    def peek(self, transactional_id: str) -> Transaction | None:
+        """What is kept of it."""
+        entry = self.live.get(transactional_id)
+        if entry is not None:
+            return entry.kept
+        value = self.idle.get(transactional_id)
+        return None if value is None else decode(value)
+
+    def idle_heads(self) -> Iterator[tuple[str, IdleHead]]:
+        for name, value in self.idle.items():
+            head = idle_head(value)
+            if head is not None:
+                yield name, head
+
+    def expires(self, transactional_id: str, now_ms: int, expiration_ms: int) -> bool:
+        """Whether it is idle, and nobody has used it for so long."""
+        value = self.idle.get(transactional_id)
+        head = None if value is None else idle_head(value)
+        return head is not None and now_ms - head.update_ms >= expiration_ms
+
+    def forget(self, names: Iterable[str]) -> None:
+        """They are gone from the log."""
+        for name in names:
+            value = self.idle.pop(name, None)
+            head = None if value is None else idle_head(value)
+            if head is not None:
+                self.states[STATES[head.state]] -= 1
+
+    def all_live(self) -> Iterator[tuple[str, Transaction]]:
+        return ((name, entry.kept) for name, entry in self.live.items() if entry.kept is not None)
+
+
+class ShardLoad:
+    """A partition on its way into memory. Of no effect once the partition was resigned."""
+
+    def __init__(self, shard: Shard, opened: Callable[[Shard], None]) -> None:
+        self._shard = shard
+        self._opened = opened
+
+    @property
+    def wanted(self) -> bool:
+        return self._shard.loading and not self._shard.gone
+
+    def replay(self, records: Iterable[Record], producer: ProducerEpoch | None = None) -> None:
+        """The next records of the partition, in order. CorruptBatch: one of them cannot be read, and the transactional
+        ids must not be opened without it."""
+        if self.wanted:
+            self._shard.replay(records)
+
+    def replay_marker(self, producer: ProducerEpoch, *, committed: bool) -> None:
+        """Nobody writes to this topic in a transaction."""
+
+    def ready(self) -> None:
+        """Everything below the high watermark was replayed: answer requests."""
+        if self.wanted:
+            self._opened(self._shard)

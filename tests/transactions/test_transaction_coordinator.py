@@ -1,0 +1,494 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.coordinators.state_log import partition_of
+from headrace.errors import CorruptBatch, ErrorCode
+from headrace.transactions.coordinator import HELD_MAX, HELD_SECONDS, ID_BYTES_MAX, PAUSE_SECONDS
+from headrace.transactions.limits import TransactionLimits
+from headrace.transactions.messages import AddRequest, EndReply, InitReply, MarkerRequest
+from headrace.transactions.records import encode_key
+from proving import proves
+from transactions.scene import ID, PLACES, TIMEOUT_MS, Scene, Waiter
+
+OK, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+@proves("T1")
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_from_its_beginning_to_its_end(scene: Scene, committed: bool) -> None:
+    producer = scene.init().reply
+    assert producer == InitReply(OK, 1000, 0)
+    assert scene.state() == "Empty"
+    assert scene.add(producer).reply == OK
+    assert scene.state() == "Ongoing"
+    scene.markers_held = True
+    assert scene.end(producer, committed=committed).reply == EndReply(OK, 1000, 1)
+    assert scene.state() == ("PrepareCommit" if committed else "PrepareAbort")
+    scene.write_markers()
+    assert scene.written == [MarkerRequest(ID, 1000, 1, 0, committed, 0, 2, (("a", 0), ("b", 1)))]
+    assert scene.state() == ("CompleteCommit" if committed else "CompleteAbort")
+
+
+def test_nothing_is_answered_and_no_marker_sent_before_the_log_has_it(scene: Scene) -> None:
+    scene.held = True
+    opening = scene.init()
+    assert not opening.answered
+    scene.acknowledge()
+    producer = opening.reply
+    adding = scene.add(producer)
+    assert not adding.answered
+    assert scene.state() == "Empty"
+    asked = AddRequest(producer.producer_id, producer.epoch, PLACES)
+    assert set(scene.coordinator.verify(ID, asked).values()) == {ErrorCode.TRANSACTION_ABORTABLE}
+    scene.acknowledge()
+    assert adding.reply == OK
+    assert set(scene.coordinator.verify(ID, asked).values()) == {OK}
+    ending = scene.end(producer)
+    assert not ending.answered
+    assert scene.written == []
+    scene.acknowledge()
+    assert ending.reply.error_code == OK
+    assert len(scene.written) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR),
+        (ErrorCode.KAFKA_STORAGE_ERROR, NOT_COORDINATOR),
+    ],
+)
+def test_what_could_not_be_stored_has_not_happened(scene: Scene, code: int, told: int) -> None:
+    scene.held = True
+    opening = scene.init()
+    scene.acknowledge(code)
+    assert opening.reply.error_code == told
+    assert scene.coordinator.describe(ID).error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    opening = scene.init()
+    scene.acknowledge()
+    producer = opening.reply
+    for _ in range(2):
+        adding = scene.add(producer)
+        scene.acknowledge(code)
+        assert adding.reply == told
+        assert scene.state() == "Empty"
+    scene.held = False
+    scene.add(producer)
+    scene.held = True
+    ending = scene.end(producer)
+    scene.acknowledge(code)
+    assert ending.reply == EndReply(told)
+    assert scene.written == []
+    assert scene.state() == "Ongoing"
+    scene.held = False
+    assert scene.end(producer).reply == EndReply(OK, 1001, 1)
+
+
+def test_the_end_that_all_have_marked_is_stored_however_often_it_takes(scene: Scene) -> None:
+    producer = scene.begun()
+    scene.markers_held = True
+    scene.end(producer)
+    scene.held = True
+    scene.write_markers()
+    for _ in range(3):
+        scene.acknowledge(ErrorCode.NOT_ENOUGH_REPLICAS)
+        assert scene.state() == "PrepareCommit"
+        scene.advance(PAUSE_SECONDS + 0.01)
+    scene.acknowledge()
+    assert scene.state() == "CompleteCommit"
+    assert len(scene.written) == 1
+
+
+def test_a_repeated_end_is_answered_as_the_first_was(scene: Scene) -> None:
+    producer = scene.begun()
+    scene.markers_held = True
+    assert scene.end(producer).reply == EndReply(OK, 1000, 1)
+    assert scene.end(producer).reply == EndReply(OK, 1000, 1)
+    scene.write_markers()
+    assert scene.end(producer).reply == EndReply(OK, 1000, 1)
+    scene.take_over()
+    assert scene.end(producer).reply == EndReply(OK, 1000, 1)
+    assert scene.end(producer, committed=False).reply.error_code == ErrorCode.INVALID_TXN_STATE
+    assert len(scene.written) == 1
+
+
+# Waiting for each other
+
+
+def test_a_request_waits_a_little_for_the_end_that_is_under_way(scene: Scene) -> None:
+    scene.markers_held = True
+    first = scene.end(scene.begun()).reply
+    adding = scene.add(first)
+    opening = scene.init()
+    assert not adding.answered
+    assert not opening.answered
+    scene.write_markers()
+    assert adding.reply == OK
+    assert opening.reply == InitReply(OK, 1000, 3), "the transaction that was begun meanwhile is aborted first"
+    assert [marker.committed for marker in scene.written] == [True, False]
+
+
+def test_who_waited_long_enough_is_told_to_try_again(scene: Scene) -> None:
+    scene.markers_held = True
+    first = scene.end(scene.begun()).reply
+    adding, opening = scene.add(first), scene.init()
+    scene.advance(HELD_SECONDS + 0.01)
+    assert adding.reply == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert opening.reply.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    scene.write_markers()
+    assert scene.state() == "CompleteCommit"
+
+
+def test_who_waits_behind_an_append_is_told_to_try_again(scene: Scene) -> None:
+    scene.held = True
+    scene.init()
+    opening, adding = scene.init(), scene.add(InitReply(OK, 1000, 0))
+    scene.advance(HELD_SECONDS + 0.01)
+    assert opening.reply.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert adding.reply == ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+def test_only_so_many_wait(scene: Scene) -> None:
+    scene.held = True
+    scene.init()
+    opening = [scene.init() for _ in range(HELD_MAX + 1)]
+    adding = [scene.add(InitReply(OK, 1000, 0)) for _ in range(HELD_MAX + 1)]
+    assert [one.answered for one in opening] == [False] * HELD_MAX + [True]
+    assert [one.answered for one in adding] == [False] * HELD_MAX + [True]
+    assert opening[-1].reply.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert adding[-1].reply == ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+def test_partitions_that_come_together_are_added_by_one_record(scene: Scene) -> None:
+    """As leaders ask for the first records of a producer that writes to many partitions at once."""
+    producer = scene.init().reply
+    scene.held = True
+    waiters = [scene.add(producer, frozenset({("t", number)})) for number in range(500)]
+    scene.acknowledge()
+    assert all(waiter.reply == OK for waiter in waiters)
+    assert len(scene.log[0]) == 3
+    assert len(scene.coordinator.describe(ID).partitions) == 500
+
+
+def test_a_producer_that_takes_over_aborts_what_is_open_and_gets_its_epoch_when_that_has_ended(scene: Scene) -> None:
+    old = scene.begun()
+    scene.markers_held = True
+    opening = scene.init()
+    assert scene.state() == "PrepareAbort"
+    assert not opening.answered
+    scene.advance(HELD_SECONDS + 0.01)
+    assert opening.reply.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    scene.write_markers()
+    assert scene.written[0].committed is False
+    assert scene.init().reply == InitReply(OK, 1000, 2)
+    assert scene.end(old).reply.error_code == ErrorCode.PRODUCER_FENCED
+    assert scene.add(old).reply == ErrorCode.PRODUCER_FENCED
+
+
+# Failover
+
+
+@proves("T2")
+@pytest.mark.parametrize("committed", [True, False])
+def test_the_next_coordinator_goes_on_with_what_was_decided(scene: Scene, committed: bool) -> None:
+    producer = scene.begun()
+    scene.markers_held = True
+    scene.end(producer, committed=committed)
+    stale = scene.markers.pop()
+    scene.take_over()
+    assert not stale[1](), "the markers of the last coordinator are not wanted any more"
+    scene.write_markers()
+    assert scene.written == [MarkerRequest(ID, 1000, 1, 1, committed, 0, 2, (("a", 0), ("b", 1)))]
+    assert scene.state() == ("CompleteCommit" if committed else "CompleteAbort")
+    stale[2]()
+    assert scene.add(EndReply(OK, 1000, 1)).reply == OK
+
+
+@proves("T2")
+def test_the_next_coordinator_has_every_id_as_the_log_has_it() -> None:
+    scene = Scene(partitions=5)
+    for number in range(40):
+        name = f"id-{number}"
+        producer = scene.begun(name) if number % 2 else scene.init(name).reply
+        if number % 4 == 1:
+            scene.end(producer, name, committed=number % 8 == 1)
+    before = {one.transactional_id: one for one in scene.coordinator.list_transactions().transactions}
+    described = {name: scene.coordinator.describe(name) for name in before}
+    states = scene.coordinator.states()
+    assert len(before) == 40
+    after = scene.take_over()
+    assert {one.transactional_id: one for one in after.list_transactions().transactions} == before
+    assert {name: after.describe(name) for name in before} == described
+    assert +after.states() == +states
+
+
+def test_everyone_who_waits_hears_that_another_broker_coordinates(scene: Scene) -> None:
+    producer = scene.begun()
+    scene.markers_held = True
+    ended = scene.end(producer).reply
+    waiting: list[Waiter[int]] = [scene.add(ended)]
+    opening = [scene.init()]
+    scene.init("other")
+    scene.held = True
+    opening.append(scene.init("other"))
+    waiting.append(scene.add(InitReply(OK, 1001, 0), name="other"))
+    scene.ids_held = True
+    opening.append(scene.init("third"))
+    opening.append(scene.init("third"))
+    scene.coordinator.resign(0)
+    scene.acknowledge(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    scene.hand_out_ids()
+    assert [one.reply for one in waiting] == [NOT_COORDINATOR] * 2
+    assert [one.reply.error_code for one in opening] == [NOT_COORDINATOR] * 4
+    scene.write_markers()
+    assert scene.written == []
+    assert scene.init().reply.error_code == NOT_COORDINATOR
+    assert scene.add(producer).reply == NOT_COORDINATOR
+    assert scene.end(producer).reply.error_code == NOT_COORDINATOR
+    assert scene.coordinator.describe(ID).error_code == NOT_COORDINATOR
+
+
+def test_while_it_loads_its_ids_are_not_known(scene: Scene) -> None:
+    producer = scene.begun()
+    loading = scene.coordinator.lead(0, 1)
+    for reply in (scene.init().reply, scene.end(producer).reply):
+        assert reply.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.add(producer).reply == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.list_transactions().error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.describe(ID).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    loading.replay(scene.log[0])
+    loading.replay(scene.log[0])
+    loading.ready()
+    assert scene.state() == "Ongoing"
+
+
+def test_a_record_that_cannot_be_read_keeps_its_partition_closed(scene: Scene) -> None:
+    loading = scene.coordinator.lead(0, 1)
+    loading.replay([(b"\0\x09\0\1x", b"of a kind that is not ours to know")])
+    with pytest.raises(CorruptBatch):
+        loading.replay([(encode_key(ID), b"\0\7")])
+    with pytest.raises(CorruptBatch):
+        loading.replay([(b"\0", b"")])
+
+
+# Timeouts
+
+
+def test_a_transaction_that_is_open_for_too_long_is_aborted_and_its_producer_fenced(scene: Scene) -> None:
+    producer = scene.begun()
+    scene.advance(TIMEOUT_MS / 1000 - 1)
+    scene.add(producer, frozenset({("c", 0)}))
+    assert scene.state() == "Ongoing"
+    scene.advance(1.1)
+    assert scene.state() == "CompleteAbort"
+    assert [marker.committed for marker in scene.written] == [False]
+    assert scene.end(producer).reply.error_code == ErrorCode.PRODUCER_FENCED
+    scene.advance(100)
+    assert len(scene.written) == 1
+
+
+def test_a_timeout_counts_from_the_beginning_over_a_change_of_coordinators(scene: Scene) -> None:
+    scene.begun()
+    scene.advance(TIMEOUT_MS / 1000 - 1)
+    scene.take_over()
+    assert scene.state() == "Ongoing"
+    scene.advance(1.1)
+    assert scene.state() == "CompleteAbort"
+    scene.begun("late")
+    scene.coordinator.close()
+    scene.advance(100)
+    scene.take_over()
+    scene.advance(0.01)
+    assert scene.state("late") == "CompleteAbort"
+
+
+def test_an_abort_that_could_not_be_stored_is_tried_again(scene: Scene) -> None:
+    scene.begun()
+    scene.held = True
+    scene.advance(TIMEOUT_MS / 1000 + 0.1)
+    scene.acknowledge(ErrorCode.NOT_ENOUGH_REPLICAS)
+    assert scene.state() == "Ongoing"
+    scene.held = False
+    scene.advance(PAUSE_SECONDS + 0.1)
+    assert scene.state() == "CompleteAbort"
+
+
+def test_a_transaction_that_was_ended_in_time_is_left_alone(scene: Scene) -> None:
+    scene.end(scene.begun())
+    scene.advance(1)
+    scene.begun()
+    scene.advance(TIMEOUT_MS / 1000 - 0.5)
+    assert scene.state() == "Ongoing"
+    scene.advance(1)
+    assert scene.state() == "CompleteAbort"
+
+
+# Two phases
+
+
+@proves("T4")
+def test_a_two_phase_transaction_stays_open_through_time_and_failover_until_its_owner_ends_it(scene: Scene) -> None:
+    producer = scene.begun(two_phase=True)
+    for _ in range(3):
+        scene.advance(86_400)
+        scene.take_over()
+    assert scene.coordinator.oldest_two_phase_ms() == 3 * 86_400_000
+    found = scene.coordinator.describe(ID)
+    assert (found.state, found.two_phase, found.owner.client_id) == ("Ongoing", True, "app")
+    assert (found.producer_id, found.epoch) == (producer.producer_id, producer.epoch)
+    assert scene.end(producer).reply.error_code == OK
+    assert scene.coordinator.oldest_two_phase_ms() == 0
+    assert scene.state() == "CompleteCommit"
+
+
+@proves("T4")
+def test_a_restarted_client_finds_its_two_phase_transaction_at_the_next_coordinator(scene: Scene) -> None:
+    old = scene.begun(two_phase=True)
+    scene.take_over()
+    assert scene.init().reply.error_code == ErrorCode.INVALID_TXN_STATE
+    new = scene.init(two_phase=True, keep=True, client_id="restarted").reply
+    assert new == InitReply(OK, 1000, 1, 1000, 0)
+    scene.take_over()
+    assert scene.coordinator.describe(ID).owner.client_id == "restarted"
+    assert scene.end(old).reply.error_code == ErrorCode.PRODUCER_FENCED
+    assert scene.end(new).reply == EndReply(OK, 1000, 2)
+    assert [(marker.epoch, marker.committed) for marker in scene.written] == [(1, True)]
+
+
+def test_two_phases_may_be_switched_off() -> None:
+    scene = Scene(TransactionLimits(two_phase=False))
+    assert scene.init(two_phase=True).reply.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert scene.init().reply.error_code == OK
+
+
+# Limits
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 900_001])
+def test_a_timeout_out_of_bounds_is_refused(scene: Scene, timeout_ms: int) -> None:
+    assert scene.init(timeout_ms=timeout_ms).reply.error_code == ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    assert scene.init(timeout_ms=900_000).reply.error_code == OK
+
+
+def test_a_name_that_is_none_is_refused(scene: Scene) -> None:
+    assert scene.init("").reply.error_code == ErrorCode.INVALID_REQUEST
+    assert scene.init("x" * (ID_BYTES_MAX + 1)).reply.error_code == ErrorCode.INVALID_REQUEST
+    assert scene.init("x" * ID_BYTES_MAX).reply.error_code == OK
+    assert scene.add(InitReply(OK, 1, 1), name="").reply == ErrorCode.INVALID_REQUEST
+    assert scene.end(InitReply(OK, 1, 1), "").reply.error_code == ErrorCode.INVALID_REQUEST
+    assert scene.coordinator.describe("").error_code == ErrorCode.INVALID_REQUEST
+
+
+def test_so_many_transactions_may_be_open_and_no_more() -> None:
+    scene = Scene(TransactionLimits(open_max=3))
+    producers = [scene.begun(f"id-{number}") for number in range(3)]
+    more = scene.init("one-more").reply
+    assert scene.add(more, name="one-more").reply == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert scene.add(producers[0], frozenset({("z", 0)}), "id-0").reply == OK
+    scene.end(producers[0], "id-0")
+    scene.held = True
+    waiting = scene.add(more, name="one-more")
+    other = scene.init("yet-another")
+    scene.acknowledge()
+    assert waiting.reply == OK
+    assert scene.add(other.reply, name="yet-another").reply == ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+def test_so_many_transactional_ids_are_kept_and_no_more() -> None:
+    scene = Scene(TransactionLimits(ids_max=2))
+    assert [scene.init(f"id-{number}").reply.error_code for number in range(3)] == [OK, OK, ErrorCode.POLICY_VIOLATION]
+    assert scene.init("id-0").reply.error_code == OK
+
+
+def test_without_producer_ids_nobody_is_let_in(scene: Scene) -> None:
+    scene.ids_held = True
+    opening = scene.init()
+    scene.hand_out_ids(none=True)
+    assert opening.reply.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    scene.ids_held = False
+    assert scene.init().reply == InitReply(OK, 1000, 0)
+
+
+# Expiry
+
+
+def test_an_id_that_nobody_used_for_long_is_forgotten() -> None:
+    scene = Scene(TransactionLimits(expiration_ms=100_000, expiry_check_ms=10_000, timeout_max_ms=10**9))
+    for number in range(30):
+        producer = scene.init(f"id-{number}").reply
+        if number < 10:
+            scene.add(producer, name=f"id-{number}")
+        if number < 5:
+            scene.end(producer, f"id-{number}")
+    scene.coordinator.limits = TransactionLimits(
+        expiration_ms=100_000, expiry_check_ms=10_000, timeout_max_ms=10**9, two_phase=True
+    )
+    scene.begun("prepared", two_phase=True)
+    scene.advance(90)
+    scene.init("id-7")  # has an open one, which is aborted
+    scene.init("id-29")
+    scene.advance(25)
+    left = {one.transactional_id for one in scene.coordinator.list_transactions().transactions}
+    assert "prepared" in left
+    assert "id-29" in left
+    assert "id-12" not in left
+    assert sum(scene.coordinator.states().values()) == len(left)
+    tombstones = {key for key, value in scene.log[0] if value is None}
+    assert encode_key("id-12") in tombstones
+    again = scene.take_over()
+    assert {one.transactional_id for one in again.list_transactions().transactions} == left
+
+
+def test_an_id_whose_tombstone_is_on_its_way_answers_nobody() -> None:
+    scene = Scene(TransactionLimits(expiration_ms=1000, expiry_check_ms=1000))
+    producer = scene.init().reply
+    scene.held = True
+    scene.advance(2.5)
+    assert scene.init().reply.error_code == ErrorCode.CONCURRENT_TRANSACTIONS
+    assert scene.coordinator.describe(ID).error_code != OK
+    scene.acknowledge(ErrorCode.NOT_ENOUGH_REPLICAS)
+    scene.held = False
+    assert scene.add(producer).reply == OK, "it was not forgotten after all"
+    scene.end(producer)
+    scene.advance(3)
+    assert scene.add(EndReply(OK, 1000, 1)).reply == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert scene.init().reply == InitReply(OK, 1001, 0)
+
+
+# Listing
+
+
+def test_transactions_are_listed_by_state_producer_age_and_name(scene: Scene) -> None:
+    scene.begun("old")
+    scene.advance(5)
+    young = scene.begun("young")
+    scene.init("idle")
+
+    def names(**filters: object) -> set[str]:
+        reply = scene.coordinator.list_transactions(**filters)  # type: ignore[arg-type]
+        assert reply.error_code == OK
+        return {one.transactional_id for one in reply.transactions}
+
+    assert names() == {"old", "young", "idle"}
+    assert names(states={"Ongoing"}) == {"old", "young"}
+    assert names(states={"Empty", "CompleteAbort"}) == {"idle"}
+    assert names(producer_ids={young.producer_id}) == {"young"}
+    assert names(longer_than_ms=4000) == {"old"}
+    assert names(longer_than_ms=0) == {"old"}
+    assert names(matches=lambda name: name.startswith("y")) == {"young"}
+
+
+def test_an_id_is_asked_for_at_the_leader_of_its_partition() -> None:
+    scene = Scene(partitions=4)
+    scene.coordinator.resign(partition_of(ID, 4))
+    assert scene.init().reply.error_code == NOT_COORDINATOR
+    scene.coordinator.partition_count = 0
+    assert scene.init("x").reply.error_code == NOT_COORDINATOR
