@@ -21,11 +21,11 @@ import errno
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
 
 from headrace.cluster.image import Image
 from headrace.coordinators.record_fields import Record
-from headrace.coordinators.state_log import ALL_IN_SYNC
+from headrace.coordinators.state_log import ALL_IN_SYNC, ProducerEpoch
 from headrace.errors import CorruptBatch, HeadraceError, InvalidRecord, StorageFailed
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
@@ -79,11 +79,6 @@ class ClosedPartition:
     offset: int
     reason: str
     is_damage: bool
-
-
-class ProducerEpoch(NamedTuple):
-    producer_id: int
-    epoch: int
 
 
 class Loading(Protocol):

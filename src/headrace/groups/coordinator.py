@@ -18,7 +18,14 @@ from typing import Final, cast
 from headrace.cluster.names import group_name_fault
 from headrace.coordinators.alarms import NEVER, Alarms
 from headrace.coordinators.record_fields import Record
-from headrace.coordinators.state_log import Append, AppendDone, partition_of
+from headrace.coordinators.state_log import (
+    Append,
+    AppendDone,
+    AppendInTransaction,
+    ProducerEpoch,
+    Settled,
+    partition_of,
+)
 from headrace.coordinators.wall import Wall
 from headrace.errors import ErrorCode
 from headrace.groups import descriptions, offsets
@@ -39,6 +46,7 @@ from headrace.groups.messages import (
     PartitionResult,
     SyncReply,
     SyncRequest,
+    TransactionalCommit,
 )
 from headrace.groups.offsets import NO_TOPIC_ID, TopicId, expired
 from headrace.groups.records import (
@@ -64,9 +72,11 @@ class GroupCoordinator:
         draw_id: Callable[[], str],
         limits: CoordinatorLimits,
         topic_id: TopicId = lambda _name: NO_TOPIC_ID,
+        append_in_transaction: AppendInTransaction | None = None,
     ) -> None:
         self._clock = clock
         self._append_records = append
+        self._append_in_transaction = append_in_transaction or _no_transactions
         self.partition_count = partition_count
         """Of the offsets topic; whoever sees the cluster keeps it up to date, and the limits too."""
         self.limits = limits
@@ -172,14 +182,57 @@ class GroupCoordinator:
         shard.offsets.pending[group_id].update(accepted.keys())
         self._append(shard, records, partial(self._committed, shard, group_id, request, refused, accepted, reply))
 
-    def _commit_fault(self, shard: Shard, group_id: str, request: CommitRequest, now: Moment) -> int:
+    def commit_in_transaction(
+        self, group_id: str, request: TransactionalCommit, reply: Callable[[tuple[PartitionResult, ...]], None]
+    ) -> None:
+        """Offsets that count when the producer's transaction is committed. It must be open in the group's partition of
+        the offsets topic, or verified to be."""
+        shard, now, commit = self._find(group_id), self._now(), request.commit
+        fault = shard if isinstance(shard, int) else self._commit_fault(shard, group_id, commit, now, True)
+        if isinstance(shard, int) or fault != ErrorCode.NONE or shard.gone:
+            reply(offsets.all_failed(commit, fault or ErrorCode.NOT_COORDINATOR))
+            return
+        refused, accepted = offsets.accept(commit, self.limits.metadata_max_bytes, now.wall_ms)
+        if not accepted:
+            reply(offsets.results(commit, refused, ErrorCode.NONE))
+            return
+        by_key = {OffsetKey(group_id, *place): committed for place, committed in accepted.items()}
+        transactional = shard.offsets.transactional
+        transactional.appending(by_key)
+
+        def settled(counts: bool) -> None:
+            if counts:
+                transactional.appended(request.producer_id, by_key)
+            else:
+                transactional.lost(by_key)
+
+        def done(code: int) -> None:
+            reply(offsets.results(commit, refused, offsets.FAULTS.get(code, code)))
+
+        producer = ProducerEpoch(request.producer_id, request.producer_epoch)
+        records = offsets.records_of(group_id, accepted)
+        self._append_in_transaction(shard.partition, shard.epoch, producer, records, settled, done)
+
+    def end_transaction(self, partition: int, epoch: int, producer_id: int, *, committed: bool) -> None:
+        """The marker of a producer has passed the watermark of the partition, led in this epoch. Told in the order of
+        the log."""
+        shard = self._shards.get(partition)
+        if shard is None or shard.epoch != epoch or shard.loading:
+            return  # a load reads it from the log
+        for key in shard.offsets.end_transaction(producer_id, committed=committed):
+            if key.group not in shard.groups:
+                self._create(shard, key.group)
+
+    def _commit_fault(
+        self, shard: Shard, group_id: str, request: CommitRequest, now: Moment, in_transaction: bool = False
+    ) -> int:
         group = shard.groups.get(group_id)
         if group is None:
             fault = ErrorCode.ILLEGAL_GENERATION if request.generation_id >= 0 else self._creation_fault(group_id)
             if fault != ErrorCode.NONE:
                 return fault
             group = self._create(shard, group_id)
-        fault = group.commit_fault(request, now)
+        fault = group.commit_fault(request, now, in_transaction=in_transaction)
         self._set_alarm(shard, group)
         return fault
 
@@ -204,11 +257,14 @@ class GroupCoordinator:
     def fetch_offsets(
         self, group_id: str, wanted: Iterable[tuple[str, int]] | None, require_stable: bool = False
     ) -> OffsetFetchReply:
-        """Committed offsets of these partitions, or of all. Without transactions, every committed offset is stable."""
+        """Committed offsets of these partitions, or of all; of none that a transaction may replace, if they have to be
+        stable."""
         shard = self._find(group_id)
         if isinstance(shard, int):
             return OffsetFetchReply(shard)
-        return OffsetFetchReply(ErrorCode.NONE, offsets.fetched(shard.offsets.of(group_id), wanted, self._topic_id))
+        unstable = shard.offsets.transactional.of(group_id) if require_stable else ()
+        found = offsets.fetched(shard.offsets.of(group_id), wanted, self._topic_id, unstable)
+        return OffsetFetchReply(ErrorCode.NONE, found)
 
     def delete_offsets(
         self, group_id: str, wanted: Sequence[tuple[str, int]], reply: Callable[[OffsetDeleteReply], None]
@@ -308,7 +364,7 @@ class GroupCoordinator:
 
     def _expire_offsets(self, shard: Shard, group: Group, retention_ms: int) -> None:
         """A commit that is on its way is not in memory yet, and must not be taken for the old one that it replaces."""
-        known, pending = shard.offsets.of(group.group_id), shard.offsets.pending.get(group.group_id, ())
+        known, pending = shard.offsets.of(group.group_id), shard.offsets.unsettled(group.group_id)
         found = expired(group, known, self._wall.earliest_ms(), retention_ms, self._topic_id)
         keys = [key for key in found if (key.topic, key.partition) not in pending]
         if len(keys) == len(known) and not pending and group.state is State.EMPTY and not group.roster.pending:
@@ -367,7 +423,8 @@ class GroupCoordinator:
                 record = (encode_group_key(group.group_id), encode_group(action.snapshot))
                 self._append(shard, [record], partial(self._stored, shard, group, action))
         self._set_alarm(shard, group)
-        if group.never_used and not shard.offsets.of(group.group_id):
+        kept = shard.offsets.of(group.group_id) or shard.offsets.transactional.of(group.group_id)
+        if group.never_used and not kept:
             shard.forget(group, ())
 
     def _set_alarm(self, shard: Shard, group: Group) -> None:
@@ -399,6 +456,13 @@ class GroupCoordinator:
 
     def _now(self) -> Moment:
         return Moment(self._clock.now(), self._wall.latest_ms())
+
+
+def _no_transactions(
+    _index: int, _epoch: int, _producer: ProducerEpoch, _records: list[Record], settled: Settled, done: AppendDone
+) -> None:
+    settled(False)
+    done(ErrorCode.NOT_COORDINATOR)
 
 
 def _unheard(_code: int) -> None:

@@ -411,15 +411,20 @@ class Group:
         self._hear(self.roster.members[member_id], now)
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
 
-    def commit_fault(self, request: CommitRequest, now: Moment) -> int:
-        """Why this member may not commit now, or NONE; its session goes on."""
+    def commit_fault(self, request: CommitRequest, now: Moment, *, in_transaction: bool = False) -> int:
+        """Why this member may not commit now, or NONE; its session goes on. In a transaction a producer may commit that
+        names no member, as old ones do not (KIP-447), and so may a member while its group rebalances."""
         if request.generation_id < 0 and self.state is State.EMPTY:
+            return ErrorCode.NONE
+        unnamed = request.generation_id < 0 and not request.member_id and request.group_instance_id is None
+        if in_transaction and unnamed and self.state is not State.DEAD:
             return ErrorCode.NONE
         fault = self._fault(request.member_id, request.group_instance_id, request.generation_id)
         if fault != ErrorCode.NONE:
             return fault
         self._hear(self.roster.members[request.member_id], now)
-        return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.COMPLETING else ErrorCode.NONE
+        rebalancing = self.state is State.COMPLETING and not in_transaction
+        return ErrorCode.REBALANCE_IN_PROGRESS if rebalancing else ErrorCode.NONE
 
     def leave(self, leavers: Iterable[Leaver], now: Moment) -> tuple[LeaveReply, Sequence[Action]]:
         if self.state is State.DEAD:

@@ -112,6 +112,15 @@ class CommitRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionalCommit:
+    """Offsets that are to count when the producer's transaction is committed."""
+
+    producer_id: int
+    producer_epoch: int
+    commit: CommitRequest
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionResult:
     topic: str
     partition_index: int

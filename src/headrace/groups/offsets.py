@@ -28,6 +28,7 @@ from headrace.groups.records import (
     encode_offset,
     encode_offset_key,
 )
+from headrace.groups.transactional_offsets import TransactionalOffsets
 
 TopicId = Callable[[str], bytes | None]
 """The id that the topic of this name has now; None if there is none."""
@@ -67,6 +68,7 @@ class OffsetCache:
         self._groups: dict[str, dict[tuple[str, int], OffsetAndMetadata]] = {}
         self.pending: defaultdict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
         """By group, what is committed to in appends that are not answered yet, and how often."""
+        self.transactional = TransactionalOffsets()
 
     def groups(self) -> Collection[str]:
         return self._groups.keys()
@@ -75,9 +77,21 @@ class OffsetCache:
         return self._groups.get(group, {})
 
     def put(self, group: str, topic: str, partition: int, committed: OffsetAndMetadata) -> None:
+        """Outside of a transaction."""
         self._groups.setdefault(group, {})[topic, partition] = committed
+        if self.transactional:
+            self.transactional.drop(OffsetKey(group, topic, partition))
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> Collection[OffsetKey]:
+        """The marker of a producer: what it committed in its transaction counts now, or is dropped. Answers which
+        offsets count."""
+        counting = self.transactional.end(producer_id, committed=committed)
+        for key, offset in counting.items():
+            self._groups.setdefault(key.group, {})[key.topic, key.partition] = offset
+        return counting.keys()
 
     def drop(self, key: OffsetKey) -> None:
+        self.transactional.drop(key)
         offsets = self._groups.get(key.group)
         if offsets is None:
             return
@@ -95,7 +109,11 @@ class OffsetCache:
 
     def places(self, group: str) -> Collection[tuple[str, int]]:
         """What the group has committed to, or is about to."""
-        return self.of(group).keys() | self.pending.get(group, {}).keys()
+        return self.of(group).keys() | self.unsettled(group)
+
+    def unsettled(self, group: str) -> Collection[tuple[str, int]]:
+        """What the group is about to commit to: appends under way, and transactions that are not decided."""
+        return self.pending.get(group, {}).keys() | self.transactional.of(group)
 
     def of_topics(self, ids: Collection[bytes]) -> list[OffsetKey]:
         return [
@@ -103,7 +121,7 @@ class OffsetCache:
             for group, offsets in self._groups.items()
             for (topic, partition), committed in offsets.items()
             if committed.topic_id in ids
-        ]
+        ] + [key for key, committed in self.transactional if committed.topic_id in ids]
 
     def without_id(self) -> list[tuple[OffsetKey, OffsetAndMetadata]]:
         """Those whose records do not say which topic of the name they belong to."""
@@ -157,15 +175,23 @@ def all_failed(request: CommitRequest, code: int) -> tuple[PartitionResult, ...]
     return results(request, {}, code)
 
 
-def fetched(known: Accepted, wanted: Iterable[tuple[str, int]] | None, topic_id: TopicId) -> tuple[FetchedOffset, ...]:
+def fetched(
+    known: Accepted,
+    wanted: Iterable[tuple[str, int]] | None,
+    topic_id: TopicId,
+    unstable: Collection[tuple[str, int]] = (),
+) -> tuple[FetchedOffset, ...]:
     """A partition without a commit has offset -1, and so has one that was committed to an earlier topic of its name.
-    With None, all that have one, of the topics that there are."""
+    With None, all that have one, of the topics that there are. Of those that are unstable it is not known yet."""
     if wanted is None:
         wanted = [place for place in known if topic_id(place[0]) is not None and known[place].is_of(topic_id(place[0]))]
+        wanted += [place for place in unstable if place not in known]
     found = []
     for topic, partition in wanted:
         committed = known.get((topic, partition))
-        if committed is None or not committed.is_of(topic_id(topic)):
+        if (topic, partition) in unstable:
+            found.append(FetchedOffset(topic, partition, error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT))
+        elif committed is None or not committed.is_of(topic_id(topic)):
             found.append(FetchedOffset(topic, partition))
         else:
             found.append(FetchedOffset(topic, partition, committed.offset, committed.leader_epoch, committed.metadata))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from headrace.coordinators.record_fields import Record
-from headrace.coordinators.state_partitions import ProducerEpoch
+from headrace.coordinators.state_log import ProducerEpoch
 from headrace.groups.group import Group, Moment
 from headrace.groups.limits import GroupLimits
 from headrace.groups.offsets import OffsetCache, TopicId
@@ -35,11 +35,15 @@ class Shard:
         self.gone = False
         self._snapshots: dict[str, GroupSnapshot] = {}
 
-    def replay(self, records: Iterable[Record]) -> None:
-        """Take records in the order of the log; those of a kind that is not ours to know say nothing to us. Taking the
-        same ones again changes nothing. CorruptBatch for one that cannot be read."""
+    def replay(self, records: Iterable[Record], producer: ProducerEpoch | None = None) -> None:
+        """Take records in the order of the log, perhaps of a producer's transaction; those of a kind that is not ours
+        to know say nothing to us. Taking the same ones again changes nothing. CorruptBatch for one that cannot be read.
+        """
         for key, value in records:
-            self._replay_one(key, value)
+            if producer is None:
+                self._replay_one(key, value)
+            elif value is not None and isinstance(offset_key := decode_key(key), OffsetKey):
+                self.offsets.transactional.put(producer.producer_id, offset_key, decode_offset(value))
 
     def _replay_one(self, key: bytes, value: bytes | None) -> None:
         match decode_key(key):
@@ -60,7 +64,7 @@ class Shard:
         """The end of the log is reached: the groups are as their last records say."""
         for name, snapshot in self._snapshots.items():
             self.groups[name] = Group.restored(snapshot, limits, draw_id, now)
-        for name in self.offsets.groups():
+        for name in (*self.offsets.groups(), *self.offsets.transactional.groups()):
             if name not in self.groups:
                 self.groups[name] = Group(name, limits, draw_id, now)
         self._snapshots.clear()
@@ -101,10 +105,12 @@ class ShardLoad:
         """The next records of the partition, in order; as many calls as it takes. CorruptBatch: one of them cannot be
         read, and the groups must not be opened without it."""
         if self.wanted:
-            self._shard.replay(records)
+            self._shard.replay(records, producer)
 
     def replay_marker(self, producer: ProducerEpoch, *, committed: bool) -> None:
-        """The end of a transaction."""
+        """The end of a transaction: the offsets in it count from here on, or never did."""
+        if self.wanted:
+            self._shard.offsets.end_transaction(producer.producer_id, committed=committed)
 
     def ready(self) -> None:
         """Everything below the high watermark was replayed: answer requests."""

@@ -53,6 +53,7 @@ class PeerListener:
 class Lane(NamedTuple):
     broker: int
     api_key: int
+    again: bool
 
 
 class _Asked(NamedTuple):
@@ -83,8 +84,20 @@ class Peers:
         """After a failure, when the next connection may be tried."""
         self._closed = False
 
-    def ask(self, broker: int, api_key: int, version: int, message: Message, reply: Reply, timeout_ms: int) -> None:
-        lane = Lane(broker, api_key)
+    def ask(
+        self,
+        broker: int,
+        api_key: int,
+        version: int,
+        message: Message,
+        reply: Reply,
+        timeout_ms: int,
+        *,
+        again: bool = False,
+    ) -> None:
+        """What is asked `again`, because it could not be done before, has a connection of its own: it may be long in
+        coming, and what is asked for the first time must not wait behind it."""
+        lane = Lane(broker, api_key, again)
         try:
             connection = self._connection(lane)
             connection.ask(version, message, self._clock.now() + timeout_ms / 1000, reply)
