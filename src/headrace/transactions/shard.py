@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from headrace.coordinators.alarms import NEVER
 from headrace.coordinators.record_fields import Record
-from headrace.coordinators.state_partitions import ProducerEpoch
+from headrace.coordinators.state_log import ProducerEpoch
 from headrace.transactions.messages import AddRequest
 from headrace.transactions.records import STATES, IdleHead, decode, decode_key, encode, idle_head, is_whole
 from headrace.transactions.transaction import OPEN, State, Transaction
