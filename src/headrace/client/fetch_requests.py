@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from headrace.client.connection.stream import RESPONSE_MAX_BYTES
 from headrace.client.errors import Refusal
@@ -28,6 +28,7 @@ PARTITION_MAX_BYTES: Final = 1 << 20
 MOST_SET_BYTES: Final = RESPONSE_MAX_BYTES // 2
 
 _CONSUMER: Final = -1
+_NO_SESSION: Final = 0
 _NO_SESSION_EPOCH: Final = -1
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AT: Final = 8
@@ -53,28 +54,46 @@ class FetchLimits:
     isolation: Isolation = Isolation.UNCOMMITTED
 
 
-def fetch_request(wanted: Iterable[tuple[str, bytes, Message]], limits: FetchLimits, rack: str = "") -> Message:
-    """Of topic, topic id and what is asked of a partition: no session, each request names all that it asks for.
+class FetchChanges(NamedTuple):
+    """What a Fetch says of its session: by topic the partitions that it adds or changes, and those that it forgets."""
 
-    The whole answer may be as large as that of any one partition.
-    """
+    session_id: int
+    epoch: int
+    topics: list[Message]
+    forgotten: list[Message]
+
+
+def by_topic(named: Iterable[tuple[str, bytes, Any]]) -> list[Message]:
+    """Of topic, topic id and what is said of a partition."""
     topics: dict[str, Message] = {}
-    max_bytes = limits.max_bytes
-    for name, topic_id, partition in wanted:
+    for name, topic_id, partition in named:
         topic = topics.get(name)
         if topic is None:
             topic = topics[name] = Message(topic=name, topic_id=topic_id, partitions=[])
         topic.partitions.append(partition)
-        max_bytes = max(max_bytes, partition.partition_max_bytes)
+    return list(topics.values())
+
+
+def fetch_request(wanted: Iterable[tuple[str, bytes, Message]], limits: FetchLimits) -> Message:
+    """Of topic, topic id and what is asked of a partition: no session, each request names all that it asks for."""
+    changes = FetchChanges(_NO_SESSION, _NO_SESSION_EPOCH, by_topic(wanted), [])
+    most_bytes = max((each.partition_max_bytes for topic in changes.topics for each in topic.partitions), default=0)
+    return session_request(changes, limits, most_bytes)
+
+
+def session_request(changes: FetchChanges, limits: FetchLimits, most_bytes: int, rack: str = "") -> Message:
+    """The whole answer may be as large as that of any one partition, `most_bytes`."""
     return Message(
         replica_id=_CONSUMER,
         max_wait_ms=limits.max_wait_ms,
         min_bytes=limits.min_bytes,
-        max_bytes=max_bytes,
+        max_bytes=max(limits.max_bytes, most_bytes),
         isolation_level=limits.isolation,
-        session_epoch=_NO_SESSION_EPOCH,
+        session_id=changes.session_id,
+        session_epoch=changes.epoch,
         rack_id=rack,
-        topics=list(topics.values()),
+        topics=changes.topics,
+        forgotten_topics_data=changes.forgotten,
     )
 
 

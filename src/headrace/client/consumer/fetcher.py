@@ -6,7 +6,7 @@ arrival. Errors that pass are waited out and never seen; those that stay end the
 to the caller. A log that begins after the offset wanted, or a topic that was made anew, is gone on with by the start
 rule, and `on_reset` hears of it.
 
-Fetch versions 4 to 18, without a session: each request names all that it asks for. With the epochs of KIP-320 the
+Fetch versions 4 to 18, in a session with each broker (`fetch_session`). With the epochs of KIP-320 the
 broker tells when it is not the leader that is meant, and when the log was cut below what was read; with the rack of
 KIP-392 the leader names a follower to read.
 """
@@ -19,13 +19,13 @@ from itertools import count
 from typing import Final
 
 from headrace.client.connection.connections import ConnectionPool
-from headrace.client.connection.metadata import Metadata
 from headrace.client.connection.reactor import Timer
 from headrace.client.consumer.cursor import CompletedFetch, Cursor, FetchBuffer, InFlight, fetchable, next_time
+from headrace.client.consumer.fetch_session import Asked, FetchSession
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.errors import Refusal
-from headrace.client.fetch_requests import EARLIEST, FetchLimits, extent, fetch_refusal, fetch_request, larger
+from headrace.client.fetch_requests import EARLIEST, FetchLimits, extent, fetch_refusal, larger, session_request
 from headrace.errors import ErrorCode, HeadraceError, OffsetOutOfRange
 from headrace.records.isolation import Aborted, Isolation, aborted_of
 from headrace.wire import api as apis
@@ -89,6 +89,7 @@ class Fetcher:
         self._busy: dict[int, float] = {}
         """Brokers with a Fetch in flight, and since when."""
         self._slow_s = limits.max_wait_ms / 1000 + SLOW_S
+        self._sessions: dict[int, FetchSession] = {}
         self._watch: Timer | None = None
         self._full = False
         self._stuck: list[Cursor] = []
@@ -299,8 +300,19 @@ class Fetcher:
             self._reactor.call_soon(lambda error=error: on_answer(error))  # type: ignore[misc]
             return
         timeout_s = self._limits.max_wait_ms / 1000 + ANSWER_WITHIN_S
-        wanted = ((cursor.topic, cursor.topic_id, fetch_partition(cursor, self._metadata)) for cursor in cursors)
-        connection.ask(apis.FETCH, fetch_request(wanted, self._limits, self._rack), on_answer, timeout_s=timeout_s)
+        session = self._sessions.setdefault(broker_id, FetchSession())
+        changes = session.changes({cursor.place: self._asked_of(cursor) for cursor in cursors})
+        most_bytes = max(cursor.most_bytes for cursor in cursors)
+        request = session_request(changes, self._limits, most_bytes, self._rack)
+        connection.ask(apis.FETCH, request, on_answer, timeout_s=timeout_s)
+
+    def _asked_of(self, cursor: Cursor) -> Asked:
+        """What a Fetch asks of one partition."""
+        known = self._metadata.topic(cursor.topic)
+        leader_epoch = _NO_EPOCH
+        if known is not None and cursor.partition < len(known.partitions):
+            leader_epoch = known.partitions[cursor.partition].leader_epoch
+        return cursor.topic_id, cursor.offset, leader_epoch, cursor.epoch, cursor.most_bytes
 
     def _on_fetched(
         self,
@@ -317,11 +329,16 @@ class Fetcher:
         }
         for cursor, _ in waiting.values():
             cursor.in_flight = None
+        session = self._sessions.setdefault(broker_id, FetchSession())
         if not isinstance(answer, HeadraceError) and answer.error_code != ErrorCode.NONE:
             answer = Refusal(answer.error_code, f"fetch from broker {broker_id}")
         if isinstance(answer, HeadraceError):
-            self._on_broker_failed([cursor for cursor, _ in waiting.values()], answer)
+            if not session.lost(answer.kafka_code):
+                self._on_broker_failed([cursor for cursor, _ in waiting.values()], answer)
         else:
+            session.answered(answer)
+            if len(waiting) < len(asked):
+                session.reset()  # what it tells of the others is not taken in, and would not be told again
             for topic in answer.responses:
                 name = topic.topic or names.get(topic.topic_id, "")
                 for partition in topic.partitions:
@@ -464,16 +481,3 @@ class Fetcher:
             if cursor.in_flight is None:
                 cursor.not_before = 0.0
         self.send_fetches()
-
-
-def fetch_partition(cursor: Cursor, metadata: Metadata) -> Message:
-    """What a Fetch asks of one partition."""
-    known = metadata.topic(cursor.topic)
-    is_known = known is not None and cursor.partition < len(known.partitions)
-    return Message(
-        partition=cursor.partition,
-        fetch_offset=cursor.offset,
-        current_leader_epoch=known.partitions[cursor.partition].leader_epoch if known and is_known else _NO_EPOCH,
-        last_fetched_epoch=cursor.epoch,
-        partition_max_bytes=cursor.most_bytes,
-    )
