@@ -17,7 +17,7 @@ import pytest
 from headrace.client.producer.lane import Fate, Lane, LaneBatch, Outcome, outcome_of_code
 from headrace.errors import HeadraceError
 from headrace.records.batch import BatchHeader
-from headrace.storage.producers import Load, ProducerLoads, ProducerTable
+from headrace.storage.producers import Load, LogProducers, ProducerLoads, ProducerTable
 from headrace.virtual.clock import VirtualClock
 from proving import proves
 
@@ -39,7 +39,7 @@ class Batch(LaneBatch):
 
 def _no_producers(_past_damage: bool) -> Load:
     yield
-    return {}
+    return LogProducers()
 
 
 class Log:

@@ -17,13 +17,14 @@ from headrace.errors import (
     StorageFailed,
     StorageFull,
 )
-from headrace.ports.disk import read_whole
+from headrace.ports.disk import FileSlice, read_whole
 from headrace.records.batch import BatchHeader, read_header
 from headrace.storage import producers
 from headrace.storage.checked_bytes import TURN_BATCHES
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.segments.log import PartitionedLog
+from headrace.virtual.clock import VirtualClock
 from headrace.virtual.disk import VirtualDisk
 from proving import proves
 from storage.harness import Harness, append, batch, sim_harness, values
@@ -191,7 +192,9 @@ def test_a_snapshot_comes_back_as_it_went_and_damage_is_seen() -> None:
 
 
 def replay(end_offset: int, headers: Iterable[BatchHeader]) -> None:
-    assert list(producers.replay({}, 0, end_offset, headers, 0)) == []
+    nowhere = FileSlice(VirtualDisk(VirtualClock()).open("/none", create=True), 0, 0)
+    pairs = ((header, nowhere) for header in headers)
+    assert list(producers.replay(producers.LogProducers(), 0, end_offset, pairs, 0)) == []
 
 
 def test_damage_is_told_where_the_last_whole_batch_ends() -> None:

@@ -39,6 +39,7 @@ CODEC_MASK: Final = 0x07
 APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
+_NOT_PLAIN = TRANSACTIONAL | CONTROL
 
 LEAST_RECORD_BYTES: Final = 7
 MOST_BATCH_BYTES: Final = 2**31 - 1
@@ -152,8 +153,11 @@ def check_produced(view: memoryview) -> BatchHeader:
         raise _wrong_crc(header, crc, 0)
     if count <= 0 or last_delta != count - 1:
         raise _wrong_count(header, 0)
-    if attributes & CONTROL:
-        raise InvalidRecord("a control batch may not come from a producer")
+    if attributes & _NOT_PLAIN:
+        if attributes & CONTROL:
+            raise InvalidRecord("a control batch may not come from a producer")
+        if producer_id < 0:
+            raise InvalidRecord("a transactional batch without a producer id")
     if producer_id >= 0 and sequence < 0:
         raise InvalidRecord(f"producer {producer_id} sent a batch without a sequence number")
     return header

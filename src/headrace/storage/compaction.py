@@ -1,7 +1,12 @@
 """What compaction keeps of a batch, in any layout: of each key's records the latest, with its offset.
 
 A record without a value (a tombstone) goes once `delete.retention.ms` have passed since the first cleaning that saw it;
-a log remembers its cleanings as (cleaned up to, wall ms). Control batches stay.
+a log remembers its cleanings as (cleaned up to, wall ms).
+
+Only what is decided is cleaned: everything below the first transaction that is not. The records of aborted transactions
+go, and outdate nothing. A marker stays as long as a record of its transaction is there; then, like a tombstone, until
+the time has passed, and the last one of a producer as long as the producer is known. With the marker of an aborted
+transaction its entry in the index goes (see `aborted`). Other control batches stay.
 
 A producer's last batches stay, empty if need be, as many as its state tells of: it may not have heard that they were
 written, and ask for each of them again. Of these at least one is committed, because what is not may be cut; where none
@@ -13,11 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from bisect import bisect_right
 from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, joined, read_header
+from headrace.records.control import read_marker
+from headrace.storage.aborted import AbortedTransactions
 from headrace.storage.log import Log, look_at
 from headrace.storage.producers import ProducerTable, UnreadableProducers
 
@@ -47,10 +55,48 @@ def remember(cleaned: CleanedLog, cleaned_to: int, now_ms: int) -> None:
     cleaned.cleanings = [*kept, (cleaned_to, now_ms)]
 
 
+class DecidedTransactions:
+    """Of which batches were aborted, and of which transactions a cleaning has met records. One for a whole cleaning,
+    which begins with the log."""
+
+    def __init__(self, aborted: AbortedTransactions) -> None:
+        self._aborted = aborted
+        self._by_producer: dict[int, tuple[list[int], list[int]]] = {}
+        for entry in aborted:
+            firsts, markers = self._by_producer.setdefault(entry.producer_id, ([], []))
+            firsts.append(entry.first_offset)
+            markers.append(entry.marker_offset)
+        self._met: set[int] = set()
+        """Producers with records since their last marker."""
+
+    def is_aborted(self, header: BatchHeader) -> bool:
+        """Of a batch of records that is decided."""
+        if not header.is_transactional or header.producer_id not in self._by_producer:
+            return False
+        firsts, markers = self._by_producer[header.producer_id]
+        at = bisect_right(markers, header.base_offset)
+        return at < len(markers) and firsts[at] <= header.base_offset
+
+    def meets(self, header: BatchHeader) -> None:
+        if header.is_transactional and header.record_count:
+            self._met.add(header.producer_id)
+
+    def ends(self, header: BatchHeader) -> bool:
+        """A marker: whether the log held records of its transaction."""
+        had_records = header.producer_id in self._met
+        self._met.discard(header.producer_id)
+        return had_records
+
+    def forget(self, marker_offset: int) -> None:
+        """The marker goes."""
+        self._aborted.remove(marker_offset)
+
+
 class LatestOffsets:
     """Key -> offset of its latest record in the dirty part, for about KEYS_MAX keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, transactions: DecidedTransactions | None = None) -> None:
+        self.transactions = transactions or DecidedTransactions(AbortedTransactions(lambda offset, _: offset))
         self.offsets: dict[bytes, int] = {}
         self.reached = 0
         """Batches below it were read."""
@@ -62,7 +108,7 @@ class LatestOffsets:
         return len(self.offsets) > KEYS_MAX
 
     def add(self, batch: Batch, header: BatchHeader) -> None:
-        if not header.is_control and header.record_count:
+        if not header.is_control and header.record_count and not self.transactions.is_aborted(header):
             for offset, key, _ in kernel.keys(batch):
                 if key is not None:
                     self.offsets[_short(key)] = offset
@@ -85,7 +131,9 @@ class CompactionFilter:
         old_ms = now_ms - cleaned.settings.delete_retention_ms
         self._horizon = max((offset for offset, at_ms in cleaned.cleanings if at_ms <= old_ms), default=0)
         """Tombstones below it were there long enough for every reader to see."""
+        self._transactions = latest.transactions
         states = cleaned.producers.states
+        self._last_markers = {state.marker_offset for state in states.values()}
         self._last_batches = {each.base_offset for state in states.values() for each in state.batches}
         self._ahead = {
             producer_id
@@ -107,9 +155,14 @@ class CompactionFilter:
 
     def _thin(self, batch: Batch, header: BatchHeader) -> tuple[Batch, BatchHeader] | None:
         if header.is_control:
-            kernel.columns(batch)
-            return batch, header
-        keep = bytes(self._stays(*record) for record in kernel.keys(batch))
+            return None if self._marker_goes(batch, header) else (batch, header)
+        keys = kernel.keys(batch)
+        if header.is_transactional:
+            self._transactions.meets(header)
+        if self._transactions.is_aborted(header):
+            keep = bytes(len(keys))
+        else:
+            keep = bytes(self._stays(*record) for record in keys)
         if keep and all(keep):
             return batch, header
         thinner = kernel.filter_batch(batch, keep) if any(keep) else None
@@ -120,6 +173,17 @@ class CompactionFilter:
                 return batch, header
             thinner = _emptied(header)
         return thinner, read_header(thinner)
+
+    def _marker_goes(self, batch: Batch, header: BatchHeader) -> bool:
+        marker = read_marker(batch, header)
+        had_records = self._transactions.ends(header)
+        offset = header.base_offset
+        if marker is None or had_records or offset >= self._horizon:
+            return False
+        if offset in self._last_markers or header.next_offset == self._progress.complete_to:
+            return False
+        self._transactions.forget(offset)
+        return True
 
     def _stays_empty(self, header: BatchHeader) -> bool:
         is_last = header.next_offset == self._progress.complete_to

@@ -17,6 +17,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import CorruptBatch, FencedEpoch, HeadraceError, OffsetOutOfRange, UnknownPartition
@@ -24,10 +25,19 @@ from headrace.ports.disk import FileSlice
 from headrace.records.batch import BatchHeader, check
 from headrace.settings.values import LogSettings
 from headrace.storage import producers, refusal
+from headrace.storage.aborted import AbortedEntries, AbortedIndex, AbortedTransactions
 from headrace.storage.checkpoint import Done
 from headrace.storage.epochs import EpochHistory, starts_in
 from headrace.storage.log import EpochEnd, ReadResult, Tail, TopicPartition
-from headrace.storage.producers import Load, ProducerState, ProducerTable
+from headrace.storage.producers import (
+    Load,
+    LogProducers,
+    ProducerState,
+    ProducerTable,
+    Snapshot,
+    Snapshots,
+    newest_known,
+)
 
 if TYPE_CHECKING:
     from headrace.storage.local_store import StoreServices
@@ -71,6 +81,8 @@ class RecoveredLog:
     epochs: EpochHistory | None = None
     """None: nothing of them was read yet."""
     snapshots: list[int] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    """Offsets that the files of aborted transactions are named after."""
     cleanings: list[tuple[int, int]] = field(default_factory=list)
     tail: Tail = Tail.WHOLE
 
@@ -139,6 +151,7 @@ class LocalLog(ABC):
         """How many epochs there were before those that the turn has begun; None: it has begun none."""
         self._leaders_epoch_starts: Sequence[tuple[int, int]] = ()
         self.producers = ProducerTable(services.producer_loads, self._load_producers)
+        self.aborted_index = AbortedIndex(services.disk, folder, recovered.aborted)
 
     def __repr__(self) -> str:
         return f"<log {self.topic_partition} {self.start_offset}..{self.end_offset}>"
@@ -159,6 +172,27 @@ class LocalLog(ABC):
             return min(self.committed_offset, self.archived_offset())
         return self.committed_offset
 
+    def cleanable_below(self) -> int:
+        """Compaction leaves everything from this offset on: what may be deleted, and is decided. As far as transactions
+        are known; who cleans loads them first."""
+        end = self.deletable_below()
+        return self.decided_to(end) if self.producers.loaded else end
+
+    def decided_to(self, offset: int) -> int:
+        """As much below the offset, which is committed, as no transaction is in that is not decided; nothing while
+        that is being read."""
+        if not self.producers.loaded and self._decided_by_snapshot(offset):
+            return offset
+        try:
+            undecided = self.producers.first_undecided(self.committed_offset)
+        except HeadraceError:  # it is being read, or damaged: the next check asks again
+            return self.start_offset
+        return offset if undecided is None else max(self.start_offset, min(offset, undecided))
+
+    @abstractmethod
+    def _decided_by_snapshot(self, offset: int) -> bool:
+        """Whether a snapshot at the offset says that no transaction was open there."""
+
     def last_epoch(self) -> int:
         return self.epochs.last_epoch()
 
@@ -170,6 +204,15 @@ class LocalLog(ABC):
 
     def producers_before(self, offset: int) -> dict[int, ProducerState]:
         return producers.before(self.producers.states, offset)
+
+    def aborted(self, from_offset: int, to_offset: int) -> list[tuple[int, int]]:
+        found = self.producers.known.aborted.between(from_offset, to_offset)
+        return [(entry.producer_id, entry.first_offset) for entry in found]
+
+    def committed_limit(self, from_offset: int, limit_offset: int, most: int) -> int:
+        found = self.producers.known.aborted.between(from_offset, limit_offset)
+        last = next(islice(found, most - 1, None), None)
+        return limit_offset if last is None else min(limit_offset, last.marker_offset + 1)
 
     def learn_producers(self, states: dict[int, ProducerState]) -> None:
         if self.start_offset != self.end_offset:
@@ -233,16 +276,58 @@ class LocalLog(ABC):
     def _epochs_in_log(self) -> Iterator[tuple[int, int]]:
         return starts_in((header for header, _ in self.sound_headers(self.start_offset)), self.start_offset)
 
-    def _replay_producers(self, states: dict[int, ProducerState], from_offset: int, past_damage: bool) -> Load:
+    def _newest_known(self, snapshots: Snapshots, first_offset: int) -> tuple[int, LogProducers]:
+        bounds = first_offset, self.written_offset, self.committed_offset
+        return newest_known(snapshots, self.aborted_index, self._aborted_file, *bounds)
+
+    def _no_producers(self) -> LogProducers:
+        return LogProducers(aborted=AbortedTransactions(self._aborted_file))
+
+    def _replay_producers(self, known: LogProducers, from_offset: int, past_damage: bool) -> Load:
         """Bring what is known of producers before an offset up to what is written."""
+        if (self.settings.compact or self.cleanings) and known.aborted.files:
+            yield from self._drop_without_marker(known.aborted)
         if from_offset < self.written_offset:
             found = self._checked_headers(from_offset, past_damage)
             loads = self._services.producer_loads
-            headers = (header for header, _ in found)
-            yield from producers.replay(
-                states, from_offset, self.written_offset, headers, loads.wall_ms(), loads.budget
-            )
-        return states
+            yield from producers.replay(known, from_offset, self.written_offset, found, loads.wall_ms(), loads.budget)
+        return known
+
+    def _drop_without_marker(self, aborted: AbortedTransactions) -> Iterator[None]:
+        """Compaction may have taken markers after the index was written."""
+        budget = self._services.producer_loads.budget
+        for entry in list(aborted.between(0, self.written_offset)):
+            try:
+                header = next((header for header, _ in self.sound_headers(entry.marker_offset)), None)
+            except CorruptBatch:
+                continue  # who reads on from there meets it again
+            if header is None or header.base_offset != entry.marker_offset:
+                aborted.remove(entry.marker_offset)
+            budget.spend(0, 1)
+            if budget.spent:
+                yield
+
+    def _snapshot(self, offset: int, states: dict[int, ProducerState]) -> tuple[Snapshot, list[str]]:
+        """What is known before an offset, with the index of aborted transactions written, which is to be synced."""
+        if not self.producers.loaded:
+            return Snapshot(states), []
+        known = self.producers.known
+        paths = self.aborted_index.write(known.aborted)
+        return known.snapshot(offset)._replace(states=states), paths
+
+    def _tidy_aborted(self) -> None:
+        """A snapshot was written: files of aborted transactions that it does not need go."""
+        if self.producers.loaded:
+            self.aborted_index.tidy(self.producers.known.aborted)
+
+    def _drop_aborted_before(self, offset: int) -> None:
+        """The log begins there, or a little behind. One that is not loaded forgets them when it is."""
+        if self.producers.loaded and self.producers.known.aborted.files:
+            self.producers.known.aborted.drop_before(offset)
+            try:
+                self._tidy_aborted()
+            except OSError as error:
+                log.warning("%s: aborted transactions from before its start go later: %s", self.topic_partition, error)
 
     def read(self, offset: int, max_bytes: int, limit_offset: int, *, warm: bool = False) -> ReadResult:
         limit = min(limit_offset, self.written_offset)
@@ -342,6 +427,10 @@ class LocalLog(ABC):
 
     @abstractmethod
     def _load_producers(self, past_damage: bool) -> Load: ...
+
+    @abstractmethod
+    def _aborted_file(self, marker_offset: int, last: AbortedEntries | None) -> int:
+        """The offset of the file of aborted transactions that one with this marker goes to."""
 
     @abstractmethod
     def _has_snapshot_at(self, offset: int) -> bool: ...

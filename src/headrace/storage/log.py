@@ -104,8 +104,16 @@ class ProducerStates(Protocol):
         """Leave out what is damaged from now on: nobody else has it."""
         ...
 
+    def first_undecided(self, watermark: int) -> int | None:
+        """Where the first transaction begins that is open, or whose marker is not below the watermark. Raises what
+        `load` does."""
+        ...
+
     @property
     def loaded(self) -> bool: ...
+
+    @property
+    def states(self) -> dict[int, ProducerState]: ...
 
     left_out: list[int]
     """Offsets of damage that was passed over when it was loaded."""
@@ -229,6 +237,16 @@ class Log(Protocol):
 
     def learn_producers(self, states: dict[int, ProducerState]) -> None:
         """What the leader knows of producers from before the start. A log that holds something knows it by itself."""
+        ...
+
+    def aborted(self, from_offset: int, to_offset: int) -> list[tuple[int, int]]:
+        """Producer id and first offset of the aborted transactions of which records may lie between the offsets, in the
+        order of their markers. Once the producers are loaded."""
+        ...
+
+    def committed_limit(self, from_offset: int, limit_offset: int, most: int) -> int:
+        """The limit, or the end of a batch before it behind which more transactions were aborted than one read should
+        tell of."""
         ...
 
     def headers(self, from_offset: int) -> Iterator[tuple[BatchHeader, FileSlice]]:

@@ -29,7 +29,7 @@ from headrace.storage.commitlog.log import SharedLog
 from headrace.storage.commitlog.queue import Queue
 from headrace.storage.commitlog.queuefile import DAMAGED, GONE, Entry, QueueFile
 from headrace.storage.commitlog.replace_frames import Replacements
-from headrace.storage.compaction import CompactionFilter, LatestOffsets
+from headrace.storage.compaction import CompactionFilter, DecidedTransactions, LatestOffsets
 from headrace.storage.scan import read_log, walk_checked
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def cleanable_to(cleaned: SharedLog, disk: Disk, commit_log: CommitLog, now_ms: 
         end = max(end, _older_than(queue, now_ms - settings.max_compaction_lag_ms))
     if settings.min_compaction_lag_ms:
         end = min(end, _older_than(queue, now_ms - settings.min_compaction_lag_ms + 1))
-    limit = cleaned.deletable_below()
+    limit = cleaned.cleanable_below()
     if limit < end:
         place = queue.place(limit)
         end = queue.entry(place).offset if place is not None else limit
@@ -129,10 +129,11 @@ def _sizes(file: QueueFile, first: int, last: int) -> list[int]:
 def steps(cleaned: SharedLog, disk: Disk, commit_log: CommitLog, replacements: Replacements, now_ms: int) -> Steps:
     """The whole compaction of one log. A damaged batch ends it: a log that is not whole is not believed. After an
     OSError what was done counts, and the rest is as it was."""
-    end, before, truncations = cleanable_to(cleaned, disk, commit_log, now_ms), cleaned.size_bytes, cleaned.truncations
-    latest = LatestOffsets()
+    before, truncations, latest = cleaned.size_bytes, cleaned.truncations, LatestOffsets()
     try:
         yield from cleaned.producers.steps()
+        latest.transactions = DecidedTransactions(cleaned.producers.known.aborted)
+        end = cleanable_to(cleaned, disk, commit_log, now_ms)
         yield from _read_keys(cleaned, commit_log, latest, end)
         if cleaned.truncations == truncations:  # else keys may be known by records that are cut
             yield from _Compaction(cleaned, commit_log, latest, replacements, now_ms, truncations).run()
@@ -259,5 +260,5 @@ class _Compaction:
         self._group, self._kept, self._kept_bytes, self._loses = [], [], 0, False
         if not loses or self._log.truncations != self._truncations:
             return
-        if group[-1].next_offset <= self._log.deletable_below():
+        if group[-1].next_offset <= self._log.cleanable_below():
             self._replacements.add(self._log, group[0].offset, group[-1].next_offset, kept, fewer=True)

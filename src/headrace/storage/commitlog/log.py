@@ -3,6 +3,7 @@
     <data>/<topic>/<topic>-<n>/partition                  the topic's id and the format's version (see `folder`)
                                leader-epochs              see `epochs`
                                <20-digit offset>.snapshot idempotent producers before that offset (see `producers`)
+                               <20-digit offset>.txnindex aborted transactions (see `aborted`)
                                <20-digit offset>.queue    see `queuefile`
 
 `append` stages; the store writes the staged batches of all logs as one frame each, with one call, or takes them all
@@ -25,6 +26,7 @@ from headrace.ports.disk import Buffer, Disk, File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings.values import LogSettings
 from headrace.storage import producers, refusal
+from headrace.storage.aborted import AbortedEntries, AbortedIndex, by_count
 from headrace.storage.commitlog import frames, reader
 from headrace.storage.commitlog.frames import FRAME_BYTES
 from headrace.storage.commitlog.queue import Queue
@@ -35,7 +37,7 @@ from headrace.storage.epochs import EpochHistory
 from headrace.storage.folder import PARTITION_FILE
 from headrace.storage.local_log import LocalLog
 from headrace.storage.log import ReadResult, TimedOffset, TopicPartition
-from headrace.storage.producers import ProducerState, Snapshots
+from headrace.storage.producers import Snapshot, Snapshots
 
 if TYPE_CHECKING:
     from headrace.storage.commitlog.recovery import RecoveredQueue
@@ -55,10 +57,13 @@ class DerivedFiles:
     neither them nor the queue without their CRCs, so a checkpoint may leave some of them to the next one.
     """
 
-    def __init__(self, disk: Disk, folder: str, epochs: EpochHistory, snapshots: Iterable[int]) -> None:
+    def __init__(
+        self, disk: Disk, folder: str, epochs: EpochHistory, snapshots: Iterable[int], aborted: AbortedIndex
+    ) -> None:
         self._disk = disk
         self._folder = folder
         self._epochs = epochs
+        self._aborted = aborted
         self.snapshots = Snapshots(disk, folder, snapshots)
         self._unsynced: dict[str, None] = {}
 
@@ -68,18 +73,12 @@ class DerivedFiles:
             file.close()
             self._unsynced |= {f"{self._folder}/{EPOCHS_FILE}": None, self._folder: None}
 
-    def newest_producers(self, start_offset: int, end_offset: int) -> tuple[int, dict[int, ProducerState]]:
-        """What a snapshot says of the producers, and from which offset on the log has to be read as well."""
-        found = self.snapshots.newest(end_offset)
-        # What came between an older one and the start is gone, so it says nothing of now.
-        return found if found is not None and found[0] >= start_offset else (start_offset, {})
-
-    def write_snapshot(self, offset: int, states: dict[int, ProducerState], starts: Iterable[int]) -> None:
+    def write_snapshot(self, offset: int, snapshot: Snapshot, starts: Iterable[int], paths: Iterable[str]) -> None:
         """Those at the starts stay, because nothing else tells of what lies below them; and the newest one, for a
-        truncation that takes this one."""
+        truncation that takes this one. `paths` were written with it."""
         newest = self.snapshots.newest_offset
-        path = self.snapshots.write(offset, states, [*starts] if newest is None else [*starts, newest])
-        self._unsynced |= {path: None, self._folder: None}
+        path = self.snapshots.write(offset, snapshot, [*starts] if newest is None else [*starts, newest])
+        self._unsynced |= dict.fromkeys([*paths, path, self._folder])
 
     def remove_snapshots_above(self, offset: int) -> None:
         self.snapshots.remove_above(offset)
@@ -100,6 +99,7 @@ class DerivedFiles:
         topic_folder = self._folder.rpartition("/")[0]
         paths = [f"{self._folder}/{name}" for name in (EPOCHS_FILE, PARTITION_FILE)]
         paths += [self.snapshots.path(offset) for offset in self.snapshots.offsets]
+        paths += self._aborted.paths
         paths += [self._folder, topic_folder]
         self._unsynced |= dict.fromkeys(paths)
 
@@ -225,7 +225,7 @@ class SharedLog(LocalLog):
         """Called when the queue is cut, before the commit log says so."""
         self.snapshot_bytes = 0
         """Bytes appended since the last snapshot."""
-        self.derived = DerivedFiles(services.disk, folder, self.epochs, found.snapshots)
+        self.derived = DerivedFiles(services.disk, folder, self.epochs, found.snapshots, self.aborted_index)
         checked_from = end_offset if found.checked_from is None else found.checked_from
         self._reader = Reader(self.queue, services.commit_log, self.epochs, services.check_budget, checked_from, self)
         self._turn = Turn()
@@ -263,7 +263,7 @@ class SharedLog(LocalLog):
             self._begin_epoch(epoch, base)
             self._epoch = epoch
         if header.producer_id >= 0:
-            self.producers.appended(header, base)
+            self.producers.appended(header, base, batch)
         self.end_offset = base + header.last_offset_delta + 1
 
     def _begin_turn(self, base: int) -> None:
@@ -358,7 +358,7 @@ class SharedLog(LocalLog):
             self._epochs_before = None
             turn.clear()
             if self.producers.undo:
-                self.producers.settled()
+                self.producers.settled(self.committed_offset)
         if self._shortage.lasts:
             self._shortage.ended()
 
@@ -504,6 +504,7 @@ class SharedLog(LocalLog):
         self.producers.moved()
         self.start_offset = offset
         self.queue.drop_before(offset)
+        self._drop_aborted_before(offset)
         self._reader.forget()
         self._write_bounds()
         self._services.emptied()
@@ -534,9 +535,13 @@ class SharedLog(LocalLog):
     def _load_producers(self, past_damage: bool) -> producers.Load:
         """From the newest whole snapshot, and the batches behind it."""
         with refusal.reading(self.topic_partition):
-            from_offset, states = self.derived.newest_producers(self.start_offset, self.written_offset)
-            yield from self._replay_producers(states, from_offset, past_damage)
-        return states
+            # What came between an older one and the start is gone, so it says nothing of now.
+            from_offset, known = self._newest_known(self.derived.snapshots, self.start_offset)
+            yield from self._replay_producers(known, from_offset, past_damage)
+        return known
+
+    def _aborted_file(self, marker_offset: int, last: AbortedEntries | None) -> int:
+        return by_count(marker_offset, last)
 
     def write_snapshot(self) -> None:
         if self.producers.loaded and self.snapshot_bytes:  # else nothing was appended since the last one
@@ -546,11 +551,16 @@ class SharedLog(LocalLog):
     def _has_snapshot_at(self, offset: int) -> bool:
         return offset in self.derived.snapshots
 
+    def _decided_by_snapshot(self, offset: int) -> bool:
+        return self.derived.snapshots.tells_of_none_open(offset)
+
     def _write_snapshot_at(self, offset: int, states: dict[int, producers.ProducerState]) -> None:
         starts = (
             self.derived.snapshots.offsets if self.bounds_unwritten else (self.safe_start_offset, self.start_offset)
         )
-        self.derived.write_snapshot(offset, states, starts)
+        snapshot, paths = self._snapshot(offset, states)
+        self.derived.write_snapshot(offset, snapshot, starts, paths)
+        self._tidy_aborted()
 
     def _sync_snapshot_soon(self) -> None:
         self._services.checkpoint_soon(None)

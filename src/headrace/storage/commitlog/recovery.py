@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.ports.disk import read_whole
 from headrace.storage import folder, producers, rewritten, shortfall
+from headrace.storage.aborted import TXN_INDEX
 from headrace.storage.commitlog import frames, reader
 from headrace.storage.commitlog.checkpoint import Checkpoint, LogPoint
 from headrace.storage.commitlog.frames import Key
@@ -234,6 +235,7 @@ class StoreRecovery:
         point = self._checkpoint.logs.get(where)
         found = RecoveredQueue(queue=queue, start_offset=state.start_offset, epochs=state.history)
         found.snapshots = self._snapshots(path, state)
+        found.aborted = _offsets(self._disk.list(path), TXN_INDEX)
         found.damaged_from = state.damaged_from
         found.tail = max(self._tail, state.tail)  # of what was cut nobody knows whose it was
         if point is not None and point.topic_id == topic_id.hex():
@@ -304,8 +306,7 @@ class StoreRecovery:
         """Those that are torn, or speak of what was cut, go. A cut removes the latter before it tells of itself, so a
         kill brings none back; a loss of power may, until a checkpoint has synced that. Nothing else can tell what the
         one at the start does."""
-        names = self._disk.list(path)
-        offsets = sorted(int(name[:DIGITS]) for name in names if name.endswith(SNAPSHOT) and name[:DIGITS].isdigit())
+        offsets = _offsets(self._disk.list(path), SNAPSHOT)
         if self._clean and not state.touched:
             return offsets
         whole: list[int] = []
@@ -321,6 +322,10 @@ class StoreRecovery:
             else:
                 self._disk.remove(file)
         return whole
+
+
+def _offsets(names: list[str], ending: str) -> list[int]:
+    return sorted(int(name[:DIGITS]) for name in names if name.endswith(ending) and name[:DIGITS].isdigit())
 
 
 def _rising(seen: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

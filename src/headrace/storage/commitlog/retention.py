@@ -2,7 +2,8 @@
 
 A run is as old as the newest timestamp up to it in its queue file; if no record has one, as the last write to its
 commit file. By size at least the newest run stays. With `retention.archived` a run goes only when all of it is
-archived; what stays for that reason alone is counted. So much is done at a time, and the rest once that is gone.
+archived; what stays for that reason alone is counted. Nothing goes of a transaction that is not decided, and nothing
+behind it. So much is done at a time, and the rest once that is gone.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ def apply(log: SharedLog, now_ms: int, disk: Disk, commit_log: CommitLog) -> boo
     is_held = start > end
     if is_held:
         start = _hold(log, pieces, end)
+    decided = log.decided_to(start) if start > log.start_offset else start
+    if decided < start:
+        start, is_held = decided, True
     if start > log.start_offset:
         log.retire(start)
     goes = max(log.start_offset, log.retiring_to) >= start  # what a leader elsewhere keeps is looked at when it is time

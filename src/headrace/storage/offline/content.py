@@ -13,15 +13,16 @@ from functools import partial
 from typing import Final
 
 from headrace.errors import CorruptBatch
-from headrace.ports.disk import Disk, write_atomically
+from headrace.ports.disk import Disk, FileSlice, write_atomically
 from headrace.records.batch import HEADER_BYTES, LENGTH_END, MAGIC
 from headrace.storage import checkpoint, folder, producers
+from headrace.storage.aborted import AbortedIndex, AbortedTransactions, by_count
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory, read_entries
 from headrace.storage.folder import stem
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline.commitlog_survey import Folder, Stretch
-from headrace.storage.producers import SNAPSHOT, ProducerState, Snapshots
+from headrace.storage.producers import SNAPSHOT, LogProducers, Snapshots, newest_known
 from headrace.storage.scan import find, walk_checked
 from headrace.storage.segments.segment import GAPS, LOG, SUM
 
@@ -43,7 +44,7 @@ class Content:
     end_offset: int
     cleanings: list[tuple[int, int]]
     epochs: list[tuple[int, int]]
-    producers: dict[int, ProducerState]
+    producers: LogProducers
     stretches: Callable[[int], Iterator[Stretch]]
     """Bytes in order of offsets, from the batch that holds the offset on."""
 
@@ -121,19 +122,18 @@ def _content(
     start_offset, end_offset = bounds
     snapshots = Snapshots(disk, path, _offsets(disk, path, SNAPSHOT))
     first_offset = start_offset if is_shared else min(_offsets(disk, path, LOG), default=start_offset)
-    from_offset, states = snapshots.newest(end_offset) or (first_offset, {})
-    if from_offset < first_offset:
-        from_offset, states = first_offset, {}  # as its store reads them
+    index = AbortedIndex(disk, path, ())
+    from_offset, known = newest_known(snapshots, index, by_count, first_offset, end_offset)
     if from_offset < end_offset:
-        headers = (
-            header
+        batches = (
+            (header, FileSlice(stretch.file, position, header.size_bytes))
             for stretch in stretches(from_offset)
-            for _, header in walk_checked(stretch.file, stretch.position, stretch.end)
+            for position, header in walk_checked(stretch.file, stretch.position, stretch.end)
         )
-        for _ in producers.replay(states, from_offset, end_offset, headers, now_ms):
+        for _ in producers.replay(known, from_offset, end_offset, batches, now_ms):
             pass
     epochs, _ = read_entries(disk, f"{path}/{EPOCHS_FILE}")
-    return Content(where, path, topic_id, start_offset, end_offset, cleanings, epochs, states, stretches)
+    return Content(where, path, topic_id, start_offset, end_offset, cleanings, epochs, known, stretches)
 
 
 def _segments(disk: Disk, path: str, end_offset: int, from_offset: int) -> Iterator[Stretch]:
@@ -200,11 +200,14 @@ def differences(left: Content, right: Content) -> Iterator[str]:
             yield f"{name.replace('_', ' ')}: {one!r} and {other!r}"
     if _known(left.producers) != _known(right.producers):
         yield f"producers: {_known(left.producers)} and {_known(right.producers)}"
+    aborted, others = (list(each.producers.aborted) for each in (left, right))
+    if aborted != others:
+        yield f"aborted transactions: {aborted} and {others}"
 
 
-def _known(states: dict[int, ProducerState]) -> dict[int, tuple[int, object]]:
+def _known(known: LogProducers) -> dict[int, tuple[object, ...]]:
     """Without the times of last use: a header that is read again has none."""
-    return {producer_id: (state.epoch, state.batches) for producer_id, state in states.items()}
+    return {producer_id: state._replace(used_ms=0) for producer_id, state in known.states.items()}
 
 
 def compare_bytes(left: Content, right: Content, compared: Callable[[int], None]) -> int | None:
@@ -238,8 +241,15 @@ def write_partition_files(disk: Disk, data: str, content: Content) -> None:
     path = folder.partition_folder(data, content.topic_partition)
     disk.make_folder(path)
     write_epochs(disk, data, content)
-    if content.producers:
-        write_atomically(disk, stem(path, content.end_offset) + SNAPSHOT, producers.encode(content.producers))
+    known = content.producers
+    if known.states or known.aborted.files:
+        aborted = AbortedTransactions(by_count)
+        for entry in known.aborted:
+            aborted.add(entry)
+        for each in AbortedIndex(disk, path, ()).write(aborted):
+            disk.open(each).sync()
+        snapshot = LogProducers(known.states, known.transactions, aborted).snapshot(content.end_offset)
+        write_atomically(disk, stem(path, content.end_offset) + SNAPSHOT, producers.encode_snapshot(snapshot))
     disk.open(folder.write_partition_file(disk, path, content.topic_id)).sync()
     for each in (path, path.rpartition("/")[0], data):
         disk.sync_folder(each)

@@ -22,7 +22,7 @@ from headrace.records.batch import BatchHeader
 from headrace.settings.values import FOREVER_MS
 from headrace.storage import compaction
 from headrace.storage.cleaner import Steps, wait_for_sync
-from headrace.storage.compaction import Batch, CompactionFilter, LatestOffsets
+from headrace.storage.compaction import Batch, CompactionFilter, DecidedTransactions, LatestOffsets
 from headrace.storage.folder import stem
 from headrace.storage.scan import read_log
 from headrace.storage.segments import swap
@@ -66,7 +66,7 @@ def due(cleaned: PartitionedLog, now_ms: int) -> bool:
 def _cleanable(cleaned: PartitionedLog, now_ms: int) -> list[Segment]:
     """Closed segments, up to the first that is too young or not archived, where that matters."""
     lag_ms = cleaned.settings.min_compaction_lag_ms
-    end = cleaned.deletable_below()
+    end = cleaned.cleanable_below()
     found: list[Segment] = []
     for segment in cleaned.segments[:-1]:
         if segment.damage or segment.next_offset > end or (lag_ms and segment.load_greatest_ms() > now_ms - lag_ms):
@@ -78,10 +78,11 @@ def _cleanable(cleaned: PartitionedLog, now_ms: int) -> list[Segment]:
 def steps(cleaned: PartitionedLog, disk: Disk, now_ms: int) -> Steps:
     """The whole compaction of one log. A damaged batch ends it: a log that is not whole is not believed. After an
     OSError the log is as it was, or offline."""
-    segments, truncations = _cleanable(cleaned, now_ms), cleaned.truncations
-    latest = LatestOffsets()
+    truncations, latest = cleaned.truncations, LatestOffsets()
     try:
         yield from cleaned.producers.steps()
+        segments = _cleanable(cleaned, now_ms)
+        latest.transactions = DecidedTransactions(cleaned.producers.known.aborted)
         yield from _read_keys(latest, segments, cleaned.cleaned_to)
         segments = [segment for segment in segments if segment.next_offset <= latest.complete_to]
         for group in _groups(segments, cleaned.settings.segment_bytes):
@@ -244,7 +245,7 @@ class _Rewrite:
         there = all(segment in self._log.segments[:-1] for segment in self._group) and self._log.offline is None
         there = there and self._log.truncations == self._truncations
         # The archive may have been set back, or the topic's setting altered, since this began.
-        return there and self._group[-1].next_offset <= self._log.deletable_below()
+        return there and self._group[-1].next_offset <= self._log.cleanable_below()
 
     def _forget(self, what: str) -> None:
         # The `.log` goes first: without it, what is left of a swap does not count.

@@ -6,6 +6,7 @@
                                <20-digit offset>.index        see `index`
                                <20-digit offset>.timeindex    see `index`
                                <20-digit offset>.snapshot     idempotent producers before that offset (see `producers`)
+                               <20-digit offset>.txnindex     aborted transactions (see `aborted`)
                                <20-digit offset>.sum          of a compacted segment (see `segment`)
                                <20-digit offset>.gaps         of a segment with gaps between its offsets (see `segment`)
                                <20-digit offset>.<n>.cut      a truncation (see `truncation`)
@@ -32,6 +33,7 @@ from headrace.ports.disk import Disk, File, FileSlice
 from headrace.records.batch import BatchHeader
 from headrace.settings.values import LogSettings
 from headrace.storage import producers, refusal, rewritten
+from headrace.storage.aborted import AbortedEntries
 from headrace.storage.checkpoint import Done
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.local_log import LocalLog
@@ -207,7 +209,7 @@ class PartitionedLog(LocalLog):
             self._begin_epoch(epoch, base)
             self._epoch = epoch
         if header.producer_id >= 0:
-            self.producers.appended(header, base)
+            self.producers.appended(header, base, batch)
         self.end_offset = segment.next_offset = last + 1
 
     def _allow_gap(self, segment: Segment, base: int, last: int) -> Segment:
@@ -300,7 +302,7 @@ class PartitionedLog(LocalLog):
         segment.written = segment.size
         self.written_offset = self.end_offset
         if self.producers.undo:
-            self.producers.settled()
+            self.producers.settled(self.committed_offset)
         if self._shortage.lasts:
             self._shortage.ended()
         return None
@@ -355,8 +357,16 @@ class PartitionedLog(LocalLog):
     def _has_snapshot_at(self, offset: int) -> bool:
         return offset in self.snapshots
 
+    def _decided_by_snapshot(self, offset: int) -> bool:
+        return self.snapshots.tells_of_none_open(offset)
+
     def _write_snapshot_at(self, offset: int, states: dict[int, producers.ProducerState]) -> None:
-        self._unsynced.add(self.snapshots.write(offset, states, self.segments.bases), self.folder)
+        snapshot, paths = self._snapshot(offset, states)
+        self._unsynced.add(*paths, self.snapshots.write(offset, snapshot, self.segments.bases), self.folder)
+        self._tidy_aborted()
+
+    def _aborted_file(self, marker_offset: int, last: AbortedEntries | None) -> int:
+        return self.segments.base_of(marker_offset)
 
     def _load_producers(self, past_damage: bool) -> producers.Load:
         """From the newest whole snapshot, and the batches behind it; without one from all that are there, those below
@@ -364,19 +374,18 @@ class PartitionedLog(LocalLog):
         copies again: then what lies before the start counts as gone, and whom it told of as unknown."""
         with refusal.reading(self.topic_partition):
             first = self.segments[0].base_offset
-            found = self.snapshots.newest(self.written_offset)
-            from_offset, states = found if found is not None and found[0] >= first else (first, {})
+            from_offset, known = self._newest_known(self.snapshots, first)
             try:
-                yield from self._replay_producers(states, from_offset, past_damage)
+                yield from self._replay_producers(known, from_offset, past_damage)
             except producers.UnreadableProducers as error:
                 if error.offset >= self.start_offset:
                     raise
                 log.warning(
                     "%s: producers are known from offset %d on: %s", self.topic_partition, self.start_offset, error
                 )
-                states = {}
-                yield from self._replay_producers(states, self.start_offset, past_damage)
-        return states
+                known = self._no_producers()
+                yield from self._replay_producers(known, self.start_offset, past_damage)
+        return known
 
     def _save_epochs(self) -> None:
         if self.cuts.named < self.cuts.number:
@@ -538,6 +547,7 @@ class PartitionedLog(LocalLog):
             self._discard(self.segments.replace(0, count, []))
             self._reader.forget()
             self.producers.moved()
+            self._drop_aborted_before(self.segments[0].base_offset)
         if offset > self.segments[0].base_offset:
             self._start_markers.note(offset)
             self._unsynced.add(self.folder)

@@ -29,6 +29,7 @@ from headrace.errors import CorruptBatch
 from headrace.ports.disk import Disk, read_whole
 from headrace.settings.values import LogSettings
 from headrace.storage import producers, rewritten, shortfall
+from headrace.storage.aborted import TXN_INDEX
 from headrace.storage.checkpoint import LogPoint
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory
@@ -106,6 +107,7 @@ def open_log(
         if bases and bases[0] > point.start_offset and not was_raised:
             bases = _stand_in(services.disk, folder, bases, point.start_offset)
     found = RecoveredSegments(snapshots=_offsets(names, SNAPSHOT), cuts=point.cuts if point else 0)
+    found.aborted = _offsets(names, TXN_INDEX)
     found.start_markers = _start_markers(services.disk, folder, names, point)
     found.cuts = max([found.cuts, *(marker.number for marker in pending_cuts)])
     if point is not None:
@@ -273,15 +275,16 @@ def _nothing_there(
         found.segments[0].file  # noqa: B018
     found.end_offset = base
     if point is None or not point.clean:
-        found.unsynced = _perhaps_unsynced(folder, found.snapshots, [])
+        found.unsynced = _perhaps_unsynced(folder, found, [])
 
 
-def _perhaps_unsynced(folder: str, snapshots: list[int], segments: list[Segment]) -> list[str]:
+def _perhaps_unsynced(folder: str, found: RecoveredSegments, segments: list[Segment]) -> list[str]:
     """Beside the batches: whatever a dead process may have written and not synced."""
     topic_folder = folder.rpartition("/")[0]
     paths = [segment.stem + ending for segment in segments for ending in (INDEX, TIME_INDEX)]
     paths += [f"{folder}/{name}" for name in (EPOCHS_FILE, PARTITION_FILE)]
-    paths += [stem(folder, offset) + SNAPSHOT for offset in snapshots]
+    paths += [stem(folder, offset) + SNAPSHOT for offset in found.snapshots]
+    paths += [stem(folder, offset) + TXN_INDEX for offset in found.aborted]
     return [*paths, folder, topic_folder, topic_folder.rpartition("/")[0]]
 
 
@@ -338,7 +341,7 @@ class _Recovery:
         self._found.durable_offset = segments[first].base_offset
         if first > 0:
             self._load_indexes(segments[first - 1])
-        self._found.unsynced += _perhaps_unsynced(self._folder, self._found.snapshots, segments[max(0, first - 1) :])
+        self._found.unsynced += _perhaps_unsynced(self._folder, self._found, segments[max(0, first - 1) :])
         there = [segment.path for segment in segments[first:] if self._disk.exists(segment.path)]
         rewritten.write_again(self._disk, self._folder, there)
 

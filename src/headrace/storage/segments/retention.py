@@ -2,7 +2,8 @@
 
 A segment is as old as the newest timestamp in it; if no record has one, as the last write to its file. With
 `retention.archived` a segment goes only when all of it is archived; what stays for that reason alone is counted.
-Nothing goes before it is committed, nor before whoever serves the log agrees (`Log.retire`).
+Nothing goes before it is committed and, if it is of a transaction, decided; nor before whoever serves the log agrees
+(`Log.retire`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ def apply(log: PartitionedLog, now_ms: int, roll: Callable[[PartitionedLog], Non
     count = 0
     while count < unwanted and log.segments[count].next_offset <= end:
         count += 1
+    if count:
+        decided = log.decided_to(log.segments[count].base_offset)
+        while count and log.segments[count].base_offset > decided:
+            count -= 1
     log.held_bytes = sum(segment.written for segment in log.segments[count:unwanted])
     if count:
         log.retire(log.segments[count].base_offset)

@@ -74,6 +74,10 @@ class Segments:
     def after(self, segment: Segment) -> Segment:
         return self._segments[bisect_right(self._bases, segment.base_offset)]
 
+    def base_of(self, offset: int) -> int:
+        """Where the segment begins in which the offset is."""
+        return self._bases[max(0, bisect_right(self._bases, offset) - 1)]
+
     def count_below(self, offset: int) -> int:
         """How many begin before the offset."""
         return bisect_left(self._bases, offset)
