@@ -95,7 +95,7 @@ class SessionPartition:
             if before is not None:
                 before.stop_waiting(self)
             if partition is not None:
-                partition.wait_for_data(self)
+                partition.wait_for_data(self, committed=self._session.reads_committed)
 
     def leave(self) -> None:
         self.answered = True
@@ -124,6 +124,10 @@ class FetchSession:
         """The partitions of the last `asked`."""
         self._reader: tuple[int, str] | None = None
         """Isolation level and rack of the last fetch."""
+
+    @property
+    def reads_committed(self) -> bool:
+        return self._reader is not None and self._reader[0] == READ_COMMITTED
 
     def grew(self, partition: SessionPartition, count: int) -> None:
         self._ready[partition] = None

@@ -20,12 +20,15 @@ from headrace.errors import (
     CorruptBatch,
     FencedEpoch,
     HeadraceError,
+    InvalidProducerEpoch,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeader,
     OffsetNotAvailable,
     OffsetOutOfRange,
     StorageFailed,
+    TransactionCoordinatorFenced,
+    TransactionUnverified,
     UnknownEpoch,
 )
 from headrace.metrics import TopicTraffic
@@ -33,16 +36,29 @@ from headrace.partitions import levels
 from headrace.partitions.leader_core import LeaderCore
 from headrace.partitions.log_start import LogStart
 from headrace.partitions.validation import check_records
-from headrace.records.batch import BatchHeader, check_produced, read_header, stamp_append_time
+from headrace.partitions.verification import Verification, Verifications
+from headrace.records.batch import TRANSACTIONAL, BatchHeader, check_produced, read_header, stamp_append_time
+from headrace.records.control import NO_NUMBER, marker_batch
 from headrace.records.transcoder import codec_of
 from headrace.storage.log import Log, ReadResult, TopicPartition
-from headrace.storage.producers import UnreadableProducers
+from headrace.storage.producers import ProducerState, UnreadableProducers
 
 if TYPE_CHECKING:
     from headrace.partitions.recompression import QueuedBatch
 
 NOTHING_READ = ReadResult((), 0)
 TIDY_FETCHES_LEAST: Final = 64
+COMMITTED: Final = -2
+"""In the place of acks: below the high watermark, also where the topic's policy answers acks=-1 sooner."""
+ABORTED_MAX: Final = 1000
+"""Aborted transactions that one read tells of, as long as they do not overlap: it ends behind the last one's marker."""
+EPOCH_PER_TRANSACTION: Final = 2
+"""The transaction version from which on each transaction has a producer epoch of its own (KIP-890)."""
+
+StableSeen = tuple[int | None, int]
+"""The last stable offset that a waiting fetch has seen, if it could be told, and the size of the log then."""
+Aborted = list[tuple[int, int]]
+"""Producer ids and first offsets of aborted transactions: their records up to the next marker do not count."""
 
 
 class ProduceWaiter(Protocol):
@@ -80,6 +96,8 @@ class Partition:
         "_start",
         "_tidy_fetches_at",
         "_told_watermark",
+        "_verifications",
+        "_waiting_committed",
         "_waiting_fetches",
         "_waiting_local",
         "_waiting_replicas",
@@ -133,9 +151,11 @@ class Partition:
         self._told_watermark = high_watermark
         self._waiting_local: deque[tuple[int, ProduceWaiter]] = deque()
         self._waiting_replicas: deque[tuple[int, ProduceWaiter]] = deque()
+        self._waiting_committed: deque[tuple[int, ProduceWaiter]] = deque()
+        self._verifications = Verifications()
         self._waiting_starts: list[tuple[int, ProduceWaiter]] = []
         self._start = LogStart(log, self._start_settled)
-        self._waiting_fetches: dict[FetchWaiter, None] = {}
+        self._waiting_fetches: dict[FetchWaiter, StableSeen | None] = {}
         self._tidy_fetches_at = TIDY_FETCHES_LEAST
         self._grown_from_bytes = log.size_bytes
 
@@ -188,6 +208,8 @@ class Partition:
             duplicate_at = log.producers.check(header)
             if duplicate_at is not None:
                 return duplicate_at, duplicate_at + header.record_count, -1
+            if header.attributes & TRANSACTIONAL:
+                self._check_transaction(header)
         append_time_ms = -1
         if settings.append_time:
             append_time_ms = self.wall_ms()
@@ -203,6 +225,91 @@ class Partition:
         traffic.records_in += header.record_count
         traffic.bytes_in += header.size_bytes
         return base_offset, base_offset + header.record_count, append_time_ms
+
+    # Transactions.
+
+    def _check_transaction(self, header: BatchHeader) -> None:
+        """The batch belongs to a transaction that is open here, or its coordinator has said that it is going on."""
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        if self.has_open_transaction(producer_id, epoch):
+            return
+        if not self._verifications.is_verified(producer_id, epoch):
+            self.log.producers.refused(header)
+            raise TransactionUnverified(
+                f"{self.topic_partition}: producer {producer_id} (epoch {epoch}) has no open transaction here"
+            )
+        self._verifications.used(producer_id)
+
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether this epoch of the producer has written to a transaction that has no marker here."""
+        self.log.producers.load()
+        state = self.log.producers.states.get(producer_id)
+        return state is not None and state.txn_start >= 0 and state.epoch == producer_epoch
+
+    def verification(self, producer_id: int, producer_epoch: int) -> Verification:
+        """Begin to verify the first write of a transaction: take this, ask the coordinator, then call `verified`."""
+        if self.core is None:
+            raise self._not_leading() if self._closed is None else self._closed.again()
+        return self._verifications.begin(producer_id, producer_epoch)
+
+    def verified(self, verification: Verification) -> bool:
+        """The coordinator has said that the transaction is going on: its next batch is taken. False: meanwhile it may
+        have ended, or another has taken over; ask again."""
+        if verification.is_void:
+            return False
+        verification.verified = True
+        return True
+
+    def append_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        *,
+        committed: bool,
+        number: int = NO_NUMBER,
+        transaction_version: int = 0,
+    ) -> Appended:
+        """Stage the marker of a producer's transaction. One that is there already is answered as it was then: it counts
+        when that one does. `transaction_version`: how the coordinator counts epochs. The answer's position is to be
+        waited for as COMMITTED."""
+        log, core = self.log, self.core
+        if core is None:
+            raise self._not_leading() if self._closed is None else self._closed.again()
+        if log.offline is not None:
+            raise log.offline.again()
+        if not core.has_min_isr or self._reliability is not None:
+            self._check_enough(core, memoryview(b""))
+        now_ms = self.wall_ms()
+        batch, header = marker_batch(
+            producer_id, producer_epoch, coordinator_epoch, committed=committed, number=number, now_ms=now_ms
+        )
+        if not log.producers.loaded:
+            self._load_producers(header)
+        if log.producers.left_out:
+            self._check_producers_whole(header)
+        state = log.producers.states.get(producer_id)
+        self._verifications.void(producer_id)
+        if state is not None:
+            if NO_NUMBER < number <= state.txn_number:
+                return state.marker_offset, state.marker_offset + 1, -1
+            self._check_marker(header, coordinator_epoch, state, transaction_version)
+        base_offset = log.append(memoryview(batch), header, core.epoch)
+        return base_offset, base_offset + 1, -1
+
+    def _check_marker(
+        self, header: BatchHeader, coordinator_epoch: int, state: ProducerState, transaction_version: int
+    ) -> None:
+        where = f"{self.topic_partition}: a marker of producer {header.producer_id}"
+        if coordinator_epoch < state.coordinator_epoch:
+            raise TransactionCoordinatorFenced(
+                f"{where} comes from a coordinator of epoch {coordinator_epoch}, and {state.coordinator_epoch} was seen"
+            )
+        least = state.epoch
+        if transaction_version >= EPOCH_PER_TRANSACTION and state.txn_start >= 0:
+            least += 1  # the open transaction is a later one than the marker's
+        if header.producer_epoch < least:
+            raise InvalidProducerEpoch(f"{where} bears epoch {header.producer_epoch}, and {least} is the least here")
 
     def stored_otherwise(self, records: memoryview) -> bool:
         """Whether a batch cannot be appended as it is and now: it has to take the way through another codec, or behind
@@ -221,15 +328,18 @@ class Partition:
         try:
             producers.load()
         except UnreadableProducers as error:
-            # Not the producer's batch is damaged: another must lead. If there is none, what is whole has to do.
-            self.found_damage(error.offset)
+            self._unreadable_producers(error)
             producers.refused(header)
-            if not self.others_hold:
-                producers.pass_damage()
             raise StorageFailed(f"{self.topic_partition}: {error}") from None
         except StorageFailed:
             producers.refused(header)
             raise
+
+    def _unreadable_producers(self, error: UnreadableProducers) -> None:
+        """Not the producer's batch is damaged: another must lead. If there is none, what is whole has to do."""
+        self.found_damage(error.offset)
+        if not self.others_hold:
+            self.log.producers.pass_damage()
 
     def hidden_producers(self) -> int | None:
         """Where damage hides what the log says of its producers, if another replica can tell."""
@@ -280,6 +390,8 @@ class Partition:
         """Whether an append counts already for this acks."""
         if acks == -1:
             return needed_offset <= self.acknowledged
+        if acks == COMMITTED:
+            return needed_offset <= self.high_watermark
         return needed_offset <= self.local_position()
 
     def wait(self, needed_offset: int, acks: int, waiter: ProduceWaiter) -> None:
@@ -289,6 +401,8 @@ class Partition:
             waiter.failed(self.topic_partition, error)
             return
         queue = self._waiting_replicas if acks == -1 else self._waiting_local
+        if acks == COMMITTED:
+            queue = self._waiting_committed
         if queue and queue[-1][0] > needed_offset:  # a duplicate of an earlier batch
             entries = sorted([*queue, (needed_offset, waiter)], key=lambda entry: entry[0])
             queue.clear()
@@ -323,6 +437,8 @@ class Partition:
             self.acknowledged = max(self.acknowledged, reached)
         if self._waiting_replicas:
             _answer(self._waiting_replicas, self.acknowledged)
+        if self._waiting_committed:
+            _answer(self._waiting_committed, self.high_watermark)
         if core.start != core.wanted_start:
             self._settle_start(core)
         return rose
@@ -352,9 +468,15 @@ class Partition:
 
     def failed(self, error: HeadraceError) -> None:
         """What was appended and not yet counted is lost: tell its producers."""
-        waiting = [*self._waiting_local, *self._waiting_replicas, *self._waiting_starts]
+        waiting = [
+            *self._waiting_local,
+            *self._waiting_replicas,
+            *self._waiting_committed,
+            *self._waiting_starts,
+        ]
         self._waiting_local.clear()
         self._waiting_replicas.clear()
+        self._waiting_committed.clear()
         self._waiting_starts.clear()
         for _, waiter in waiting:
             waiter.failed(self.topic_partition, error)
@@ -378,6 +500,7 @@ class Partition:
         """The role ends: no producer may wait any more, nor begin to."""
         self._closed = error or self._not_leading()
         self.core = None
+        self._verifications.void_all()
         for queued in self.recompressing:
             self.refuse(memoryview(queued.batch))
         self.failed(self._closed)
@@ -455,17 +578,48 @@ class Partition:
             return NOTHING_READ
         log = self.log
         if log.start_offset <= offset < watermark:
-            try:
-                return log.read(offset, max_bytes, watermark, warm=warm)
-            except CorruptBatch as error:
-                if not self.others_hold:
-                    raise
-                raise StorageFailed(f"{error}; another replica is asked to lead: try again") from None
+            return self._read_to(offset, max_bytes, watermark, warm)
         if watermark < offset <= log.end_offset:
             return NOTHING_READ
         if self.core is not None and self.core.start <= offset < log.start_offset:
             raise OffsetNotAvailable(f"{self.topic_partition}: offset {offset} is being deleted")
         raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is outside {log.start_offset} to {watermark}")
+
+    def _read_to(self, offset: int, max_bytes: int, limit: int, warm: bool) -> ReadResult:
+        try:
+            return self.log.read(offset, max_bytes, limit, warm=warm)
+        except CorruptBatch as error:
+            if not self.others_hold:
+                raise
+            raise StorageFailed(f"{error}; another replica is asked to lead: try again") from None
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is decided: it has a marker, which is below the watermark. OffsetNotAvailable
+        while the log's producers are being read."""
+        try:
+            undecided = self.log.producers.first_undecided(self.high_watermark)
+        except UnreadableProducers as error:
+            self._unreadable_producers(error)
+            raise StorageFailed(f"{self.topic_partition}: {error}") from None
+        except StorageFailed as error:
+            if self.log.offline is not None:
+                raise
+            raise OffsetNotAvailable(f"{self.topic_partition}: {error}") from None
+        if undecided is None:
+            return self.high_watermark
+        return max(self.log.start_offset, min(self.high_watermark, undecided))
+
+    def read_committed(self, offset: int, max_bytes: int, *, warm: bool = False) -> tuple[ReadResult, Aborted]:
+        """What a consumer may see that reads only what is committed, and which transactions of it were aborted."""
+        limit = self.last_stable_offset
+        if not self.log.start_offset <= offset < limit:
+            if limit <= offset < self.high_watermark:
+                return NOTHING_READ, []
+            return self.read(offset, max_bytes, warm=warm), []
+        limit = self.log.committed_limit(offset, limit, ABORTED_MAX)
+        found = self._read_to(offset, max_bytes, limit, warm)
+        return found, self.log.aborted(offset, limit) if found.count else []
 
     @property
     def others_hold(self) -> bool:
@@ -485,13 +639,21 @@ class Partition:
     def has_readers(self) -> bool:
         return bool(self._waiting_fetches)
 
-    def wait_for_data(self, waiter: FetchWaiter) -> None:
+    def wait_for_data(self, waiter: FetchWaiter, *, committed: bool = False) -> None:
+        """`committed`: it reads only what is decided, and hears nothing while that stays the same."""
         if not self._waiting_fetches:
             self._grown_from_bytes = self.log.size_bytes
         elif len(self._waiting_fetches) >= self._tidy_fetches_at:
-            self._waiting_fetches = {waiting: None for waiting in self._waiting_fetches if not waiting.answered}
+            waiting = self._waiting_fetches.items()
+            self._waiting_fetches = {waiter: seen for waiter, seen in waiting if not waiter.answered}
             self._tidy_fetches_at = max(TIDY_FETCHES_LEAST, 2 * len(self._waiting_fetches))
-        self._waiting_fetches[waiter] = None
+        self._waiting_fetches[waiter] = (self._stable_or_none(), self.log.size_bytes) if committed else None
+
+    def _stable_or_none(self) -> int | None:
+        try:
+            return self.last_stable_offset
+        except HeadraceError:  # who asks for it hears why
+            return None
 
     def stop_waiting(self, waiter: FetchWaiter) -> None:
         self._waiting_fetches.pop(waiter, None)
@@ -509,11 +671,23 @@ class Partition:
         size = self.log.size_bytes
         grown, self._grown_from_bytes = max(1, size - self._grown_from_bytes), size
         self._waiting_fetches = {}
-        for waiter in waiters:
-            if not waiter.answered:
+        for waiter, seen in waiters.items():
+            if waiter.answered:
+                continue
+            if seen is None:
                 waiter.grew(grown)
-                if not waiter.answered:
-                    self._waiting_fetches[waiter] = None
+            else:
+                seen = self._wake_committed(waiter, seen, size)
+            if not waiter.answered:
+                self._waiting_fetches[waiter] = seen
+
+    def _wake_committed(self, waiter: FetchWaiter, seen: StableSeen, size: int) -> StableSeen:
+        """Tell it if there is more that is decided; answers what it has seen now."""
+        stable, size_before = self._stable_or_none(), seen[1]
+        if stable is not None and stable == seen[0]:
+            return seen
+        waiter.grew(max(1, size - size_before))
+        return stable, size
 
 
 def sequenced(records: memoryview) -> BatchHeader | None:

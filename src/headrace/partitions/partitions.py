@@ -18,7 +18,7 @@ from headrace.metrics import TopicTraffic
 from headrace.partitions.deadlines import Deadlines
 from headrace.partitions.early_refusals import EarlyRefusals
 from headrace.partitions.leader_core import IsrChange, LeaderCore
-from headrace.partitions.partition import Appended, Partition, ProduceWaiter, sequenced
+from headrace.partitions.partition import COMMITTED, Appended, Partition, ProduceWaiter, sequenced
 from headrace.ports.clock import Clock
 from headrace.records.batch import BatchHeader
 from headrace.storage.log import Log, LogStore, TopicPartition
@@ -297,6 +297,13 @@ class Partitions:
         its header, not checked again (`Partition.append`)."""
         Submission(self, partition, acks, timeout_ms, done).start(batch, recompress=recompress, own=own)
 
+    def submit_marker(
+        self, partition: Partition, append: Callable[[], Appended], timeout_ms: int, done: Submitted
+    ) -> None:
+        """Have the end of a transaction appended, by `Partition.append_marker`, and answered when it is below the high
+        watermark; the caller ends the turn."""
+        Submission(self, partition, COMMITTED, timeout_ms, done).start_with(append)
+
     def end_turn(self) -> None:
         """Write all that was staged, then answer. An answer may begin and end another turn within this one, so
         what belongs to this one is taken out first: its calls must hear its own failures."""
@@ -442,7 +449,15 @@ class Submission:
             if recompress and recompression is not None and self._partition.stored_otherwise(view):
                 recompression.submit(self._partition, view, self._acks, self._recompressed)
                 return
-            self._appended = self._partition.append(view, self._acks, own)
+        except HeadraceError as error:
+            self._answer(error)
+            return
+        self.start_with(lambda: self._partition.append(view, self._acks, own))
+
+    def start_with(self, append: Callable[[], Appended]) -> None:
+        """With what stages it, or finds that it is there already."""
+        try:
+            self._appended = append()
         except HeadraceError as error:
             self._answer(error)
             return

@@ -7,6 +7,8 @@ is read ahead by the disk first, and what was never checked is checked over seve
 data does not stop the others.
 A fetch of a session (KIP-227, `kafka.fetch_sessions`) is one of the partitions that may have something to tell, and its
 answer has those that do.
+Who reads only what is committed (isolation level 1) is served up to the last stable offset, and told which transactions
+were aborted; before that is known, after a start, the answer is OFFSET_NOT_AVAILABLE.
 A consumer that names its rack is sent to a follower there, which serves it up to its own watermark (KIP-392). What a
 follower does not have yet is OFFSET_NOT_AVAILABLE, never out of range: the leader has it.
 """
@@ -132,7 +134,7 @@ class PendingFetch:
             session.waiting = self
         else:
             for partition in partitions:
-                partition.wait_for_data(self)
+                partition.wait_for_data(self, committed=request.isolation_level == READ_COMMITTED)
         wait_ms = min(request.max_wait_ms, services.settings["request.timeout.max.ms"])
         services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
 
@@ -177,33 +179,32 @@ class PendingFetch:
                 start = partition.start_offset
                 if passed and (last := passed.pop(partition.topic_partition, None)) is not None:
                     _count_read(partition, last, offset)
-                if (
-                    rack
-                    and (preferred := leader_lookup.preferred_replica(services, partition, offset, rack)) is not None
-                ):
+                preferred = leader_lookup.preferred_replica(services, partition, offset, rack) if rack else None
+                if preferred is not None:
                     rows.append(Row(index, 0, watermark, watermark, start, aborted, preferred, (), 0))
                     failed = True
                     continue
-                if offset == watermark and (epoch < 0 or epoch == partition.epoch):
+                if offset == watermark and aborted is None and (epoch < 0 or epoch == partition.epoch):
                     rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, (), 0))
                     waitable.append(partition)
                     continue
+                left_out, stable = aborted, watermark
                 try:
                     partition.check_epoch(epoch)
                     found = NOTHING_READ
+                    if aborted is not None:
+                        stable = partition.last_stable_offset
                     if left_bytes > 0:
-                        found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
+                        if aborted is None:
+                            found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
+                        else:
+                            found, left_out = partition.read_committed(offset, min(max_bytes, left_bytes), warm=warm)
                         if found.unchecked is not None:
                             unchecked += found.wanted
                         if found.beyond:
                             read_ahead(services.disk, found.beyond)
                 except HeadraceError as error:
-                    code = error.kafka_code
-                    if code == ErrorCode.OFFSET_OUT_OF_RANGE and not partition.leading and offset > watermark:
-                        code = ErrorCode.OFFSET_NOT_AVAILABLE
-                    tags = self._tags(topic, index, code)
-                    rows.append(Row(index, code, watermark, watermark, start, aborted, NO_REPLICA, (), 0, tags))
-                    services.metrics.error("Fetch", code)
+                    rows.append(self._refused_row(topic, index, partition, offset, error, aborted))
                     failed = True
                     continue
                 count = found.count
@@ -211,7 +212,7 @@ class PendingFetch:
                     left_bytes -= count
                     total += count
                     served.append((partition, offset, count))
-                rows.append(Row(index, 0, watermark, watermark, start, aborted, NO_REPLICA, found.slices, count))
+                rows.append(Row(index, 0, watermark, stable, start, left_out, NO_REPLICA, found.slices, count))
                 waitable.append(partition)
         return topics, total, failed, waitable, unchecked
 
@@ -236,6 +237,22 @@ class PendingFetch:
             partition.traffic.bytes_out += count
             fetched[partition.topic_partition] = offset, partition.high_watermark
         self._connection.fill(self._response, parts)
+
+    def _refused_row(
+        self,
+        topic: str | None,
+        index: int,
+        partition: Partition,
+        offset: int,
+        error: HeadraceError,
+        aborted: list[tuple[int, int]] | None,
+    ) -> Row:
+        code, watermark = error.kafka_code, partition.high_watermark
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE and not partition.leading and offset > watermark:
+            code = ErrorCode.OFFSET_NOT_AVAILABLE
+        self._connection.services.metrics.error("Fetch", code)
+        bounds = watermark, watermark, partition.start_offset
+        return Row(index, code, *bounds, aborted, NO_REPLICA, (), 0, self._tags(topic, index, code))
 
     def _elsewhere_row(
         self,

@@ -5,6 +5,7 @@ record not older than that time. Nothing is tiered: -4 is the start, and -5 and 
 A new leader does not know where the end is before its watermark has reached what its epoch began with: until then it
 answers OFFSET_NOT_AVAILABLE, and LEADER_NOT_AVAILABLE before version 5 (KIP-207). The same goes for the start, as long
 as not all replicas in sync have told where they begin.
+For who reads only what is committed (isolation level 1, from version 2) the end is the last stable offset.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from headrace.partitions.partition import Partition
 from headrace.storage.log import TimedOffset
 from headrace.wire.message import Message
 
+READ_COMMITTED = 1
 LATEST = -1
 EARLIEST = -2
 GREATEST_TIMESTAMP = -3
@@ -38,7 +40,10 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
     try:
         partition = leader_lookup.led_or_stand_in(request.services, topic, index)
         partition.check_epoch(asked.current_leader_epoch)
-        found = _find(partition, asked.timestamp)
+        end = partition.high_watermark
+        if request.body.isolation_level == READ_COMMITTED:
+            end = partition.last_stable_offset
+        found = _find(partition, asked.timestamp, end)
         if not _end_known(partition) and (asked.timestamp == LATEST or found is NONE):
             raise OffsetNotAvailable(f"{partition.topic_partition}: not all of it is known to be committed")
         epoch = partition.epoch if found.offset >= 0 else -1
@@ -58,9 +63,9 @@ def _end_known(partition: Partition) -> bool:
     return partition.core is None or partition.core.high_watermark >= partition.core.epoch_start
 
 
-def _find(partition: Partition, timestamp_ms: int) -> TimedOffset:
+def _find(partition: Partition, timestamp_ms: int, end: int) -> TimedOffset:
     if timestamp_ms == LATEST:
-        return TimedOffset(partition.high_watermark, -1)
+        return TimedOffset(end, -1)
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         return TimedOffset(partition.first_offset(), -1)
     if timestamp_ms == GREATEST_TIMESTAMP:
@@ -69,4 +74,4 @@ def _find(partition: Partition, timestamp_ms: int) -> TimedOffset:
         return NONE
     else:
         found = partition.log.offset_for_time(timestamp_ms)
-    return found if found is not None and found.offset < partition.high_watermark else NONE
+    return found if found is not None and found.offset < end else NONE
