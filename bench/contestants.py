@@ -226,6 +226,8 @@ def kafka(folder: Path, port: int) -> Recipe:
         "controller.quorum.bootstrap.servers": f"{HOST}:{controller}",
         "log.dirs": str(folder / "data"),
         "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
         "log.segment.delete.delay.ms": "1000",
     }
     config = folder / "server.properties"

@@ -1,10 +1,10 @@
 /* What the load programs share: a clock, percentiles, a payload, and the arguments.
  *
  * Every program is called as  PROGRAM MODE HOST PORT TOPIC PARTITIONS COUNT SIZE WINDOW
- * and prints one line of JSON. MODE is create, delete, produce, pipelined, sync or consume. The last four print `ready`
- * once they are connected and wait for a line on their input, so that the caller can read the broker's clocks at the
- * very ends of the load: the birth of a topic or a connection is no part of it.
- * WINDOW is how many sends may be unanswered at once in the pipelined mode.
+ * and prints one line of JSON. MODE is create, delete, produce, pipelined, sync or consume; Kafka's has more. Those that
+ * load print `ready` once they are connected and wait for a line on their input, so that the caller can read the
+ * broker's clocks at the very ends of the load: the birth of a topic or a connection is no part of it.
+ * WINDOW is how many sends may be unanswered at once in the pipelined mode, and how many make a portion.
  */
 #ifndef LOAD_H
 #define LOAD_H
@@ -80,17 +80,29 @@ static inline double percentile_us(const int64_t *sorted_ns, int64_t count, doub
     return (double)sorted_ns[at < count ? at : count - 1] / 1e3;
 }
 
+static inline void print_latencies(int64_t *latencies_ns, int64_t count) {
+    qsort(latencies_ns, (size_t)count, sizeof *latencies_ns, compare_ns);
+    printf(", \"p50_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f", percentile_us(latencies_ns, count, 0.5),
+           percentile_us(latencies_ns, count, 0.99), percentile_us(latencies_ns, count, 0.999));
+}
+
 /* warmed: acknowledged messages sent before the clock started; they are on the topic as well.
  * latencies_ns may be NULL: the mode measured throughput only. */
 static inline void print_sent(const struct load *load, int64_t warmed, int64_t delivered, int64_t failed,
                               double seconds, int64_t *latencies_ns) {
     printf("{\"mode\": \"%s\", \"warmed\": %" PRId64 ", \"delivered\": %" PRId64 ", \"failed\": %" PRId64
            ", \"seconds\": %.6f", load->mode, warmed, delivered, failed, seconds);
-    if (latencies_ns) {
-        qsort(latencies_ns, (size_t)delivered, sizeof *latencies_ns, compare_ns);
-        printf(", \"p50_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f", percentile_us(latencies_ns, delivered, 0.5),
-               percentile_us(latencies_ns, delivered, 0.99), percentile_us(latencies_ns, delivered, 0.999));
-    }
+    if (latencies_ns) print_latencies(latencies_ns, delivered);
+    printf("}\n");
+    fflush(stdout);
+}
+
+/* latencies_ns: of the ends of all portions, not of single messages. */
+static inline void print_portions(const struct load *load, int64_t warmed, int64_t delivered, int64_t failed,
+                                  double seconds, int64_t *latencies_ns, int64_t portions) {
+    printf("{\"mode\": \"%s\", \"warmed\": %" PRId64 ", \"delivered\": %" PRId64 ", \"failed\": %" PRId64
+           ", \"seconds\": %.6f", load->mode, warmed, delivered, failed, seconds);
+    print_latencies(latencies_ns, portions);
     printf("}\n");
     fflush(stdout);
 }

@@ -99,11 +99,53 @@ def produce(
         raise SystemExit("load: no delivery report for 30 s")
     seconds = time.perf_counter() - began_s
     answer = {"mode": mode, "warmed": partitions, "delivered": answered[0], "failed": answered[1], "seconds": seconds}
-    if latencies_s:
-        latencies_s.sort()
-        for name, share in (("p50_us", 0.5), ("p99_us", 0.99), ("p999_us", 0.999)):
-            answer[name] = latencies_s[min(int(share * len(latencies_s)), len(latencies_s) - 1)] * 1e6
-    return answer
+    return answer | percentiles(latencies_s) if latencies_s else answer
+
+
+def percentiles(latencies_s: list[float]) -> dict[str, float]:
+    latencies_s.sort()
+    shares = (("p50_us", 0.5), ("p99_us", 0.99), ("p999_us", 0.999))
+    return {name: latencies_s[min(int(share * len(latencies_s)), len(latencies_s) - 1)] * 1e6 for name, share in shares}
+
+
+def produce_portions(
+    mode: str, bootstrap: str, topic: str, partitions: int, count: int, size: int, window: int
+) -> dict[str, Any]:
+    transactional = mode == "transactions"
+    config: dict[str, Any] = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5}
+    config |= {"socket.nagle.disable": True, "queue.buffering.max.messages": 200_000}
+    producer = Producer(config | ({"transactional.id": topic} if transactional else {}))
+    if transactional:
+        producer.init_transactions(STALL_S)
+    payload = b"x" * size
+    commits_s: list[float] = []
+    answered = [0, 0]
+
+    def report(error: Any, _message: Any) -> None:
+        answered[error is not None] += 1
+
+    def portion(numbers: range) -> None:
+        if transactional:
+            producer.begin_transaction()
+        for i in numbers:
+            producer.produce(topic, payload, partition=i % partitions, on_delivery=report)
+            producer.poll(0)
+        if producer.flush(STALL_S):
+            raise SystemExit("load: no delivery report for 30 s")
+        committing_s = time.perf_counter()
+        if transactional:
+            producer.commit_transaction(STALL_S)
+        commits_s.append(time.perf_counter() - committing_s)
+
+    portion(range(partitions))
+    commits_s.clear()
+    answered[:] = [0, 0]
+    began_s = begin_load()
+    for first in range(0, count, window):
+        portion(range(first, min(first + window, count)))
+    seconds = time.perf_counter() - began_s
+    answer = {"mode": mode, "warmed": partitions, "delivered": answered[0], "failed": answered[1], "seconds": seconds}
+    return answer | percentiles(commits_s)
 
 
 def consume(bootstrap: str, topic: str, partitions: int) -> dict[str, Any]:
@@ -146,6 +188,8 @@ def main() -> None:
         answer = prime(bootstrap, topic, partitions, size)
     elif mode == "consume":
         answer = consume(bootstrap, topic, partitions)
+    elif mode in ("transactions", "portions"):
+        answer = produce_portions(mode, bootstrap, topic, partitions, count, size, window)
     else:
         answer = produce(mode, bootstrap, topic, partitions, count, size, window)
     print(json.dumps(answer), flush=True)

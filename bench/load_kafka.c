@@ -4,6 +4,8 @@
  * produce    linger 5 ms, acks 1, messages dealt to the partitions in turn, every delivery report counted
  * pipelined  one message per request, WINDOW requests unanswered at once, latency of each
  * sync       one message at a time, latency of each
+ * transactions  WINDOW messages in each, dealt as above, delivered, then committed: latency of each commit
+ * portions   the same without a transactional id: WINDOW messages and their reports, then the next ones
  * consume    every partition from its beginning to its end, every record and offset counted
  */
 #include "load.h"
@@ -141,6 +143,50 @@ static void produce(const struct load *load) {
     rd_kafka_destroy(rk);
 }
 
+static void check(const char *what, rd_kafka_error_t *error) {
+    if (error) fail(what, rd_kafka_error_string(error));
+}
+
+/* Portions of messages, each flushed before the next: as transactions, or by a producer that is idempotent only. */
+static void produce_portions(const struct load *load) {
+    int transactional = strcmp(load->mode, "transactions") == 0;
+    int64_t portions = (load->count + load->window - 1) / load->window, sent = 0;
+    rd_kafka_conf_t *conf = rd_kafka_conf_new();
+    if (transactional) set(conf, "transactional.id", load->topic);
+    set(conf, "enable.idempotence", "true");
+    set(conf, "linger.ms", "5");
+    set(conf, "queue.buffering.max.messages", "200000");
+    set(conf, "queue.buffering.max.kbytes", "262144");
+    rd_kafka_conf_set_dr_msg_cb(conf, on_delivery);
+    rd_kafka_t *rk = client(RD_KAFKA_PRODUCER, conf, load);
+    rd_kafka_topic_t *topic = rd_kafka_topic_new(rk, load->topic, NULL);
+    await_leaders(rk, topic, load);
+    if (transactional) check("init", rd_kafka_init_transactions(rk, STALL_MS));
+    int64_t *commits_ns = calloc((size_t)portions + 1, sizeof *commits_ns), start_ns = 0;
+    /* The first portion, of one message to each partition, is no part of the load. */
+    for (int64_t portion = -1; portion < portions; portion++) {
+        if (portion == 0) {
+            delivered = 0;
+            start_ns = begin_load();
+        }
+        int64_t until = portion < 0 ? load->partitions : sent + load->window;
+        if (portion >= 0 && until > load->count) until = load->count;
+        if (transactional) check("begin", rd_kafka_begin_transaction(rk));
+        while (sent < until) {
+            send_one(topic, rk, load, sent++);
+            if (sent % 1000 == 0) rd_kafka_poll(rk, 0);
+        }
+        if (portion < 0) sent = 0;
+        if (rd_kafka_flush(rk, STALL_MS)) fail("flush", "no delivery report for 30 s");
+        int64_t committing_ns = now_ns();
+        if (transactional) check("commit", rd_kafka_commit_transaction(rk, STALL_MS));
+        if (portion >= 0) commits_ns[portion] = now_ns() - committing_ns;
+    }
+    print_portions(load, load->partitions, delivered, failed, seconds_since(start_ns), commits_ns, portions);
+    rd_kafka_topic_destroy(topic);
+    rd_kafka_destroy(rk);
+}
+
 /* Three rounds, because an index entry is written by the append that follows enough bytes. */
 static void prime(const struct load *load) {
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
@@ -211,6 +257,7 @@ int main(int argc, char **argv) {
     if (strcmp(load.mode, "create") == 0 || strcmp(load.mode, "delete") == 0) administer(&load);
     else if (strcmp(load.mode, "prime") == 0) prime(&load);
     else if (strcmp(load.mode, "consume") == 0) consume(&load);
+    else if (strcmp(load.mode, "transactions") == 0 || strcmp(load.mode, "portions") == 0) produce_portions(&load);
     else produce(&load);
     return failed ? 1 : 0;
 }

@@ -199,7 +199,7 @@ def delete(broker: Running, topic: Topic) -> None:
 
 
 def send(broker: Running, mode: str, topic: Topic, count: int, window: int = 1) -> Sent:
-    """Loads by `produce`, `pipelined` or `sync`; every message must be acknowledged."""
+    """Loads by `produce`, `pipelined`, `sync`, `transactions` or `portions`; every message must be acknowledged."""
     run = _run(broker, mode, topic, count, window)
     answer = run.values
     if answer["delivered"] != count or answer["failed"]:
