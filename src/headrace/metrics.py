@@ -115,6 +115,14 @@ GROUP_PARTITION_CLOSED: Final = _gauge(
     "partition",
 )
 
+TRANSACTIONS: Final = _gauge(
+    "headrace_transactions", "Transactional ids that are coordinated here, by the state that they are in.", "state"
+)
+TWO_PHASE_AGE_SECONDS: Final = _gauge(
+    "headrace_two_phase_transaction_age_seconds",
+    "How long the oldest open two-phase transaction has been open, of those that are coordinated here; 0 without one.",
+)
+
 RESIDENT_BYTES: Final = _gauge("process_resident_memory_bytes", "Resident memory.")
 CPU_SECONDS: Final = _counter("process_cpu_seconds_total", "Processor time, user and system.")
 START_TIME: Final = _gauge("process_start_time_seconds", "When the process began, in seconds since 1970.")

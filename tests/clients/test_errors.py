@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as aiokafka_errors
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from kafka import KafkaProducer
 from kafka import errors as kafka_python_errors
 
@@ -171,28 +170,3 @@ def test_an_offset_out_of_range_goes_where_the_client_says(broker: Broker, topic
     assert error is not None
     assert error.code() == KafkaError._AUTO_OFFSET_RESET
     failing.close()
-
-
-@proves("L7")
-def test_a_transactional_producer_hears_at_once_that_there_are_no_transactions(broker: Broker) -> None:
-    """librdkafka would look for a coordinator until its timeout; one code is final to it."""
-    settings = {"bootstrap.servers": broker.bootstrap, "log_level": 0, "transactional.id": str(uuid.uuid4())}
-    began = time.monotonic()
-    with pytest.raises(KafkaException, match="transactions are not served") as raised:
-        Producer(settings).init_transactions(DEADLINE_S)
-    assert time.monotonic() - began < DEADLINE_S / 2
-    assert raised.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert raised.value.args[0].fatal()
-
-    producer = KafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id=str(uuid.uuid4()))
-    with pytest.raises(kafka_python_errors.TransactionalIdAuthorizationFailedError):
-        producer.init_transactions()
-    producer.close()
-
-    async def begin() -> None:
-        aio = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id=str(uuid.uuid4()))
-        with pytest.raises(aiokafka_errors.TransactionalIdAuthorizationFailed):
-            await aio.start()
-        await aio.stop()
-
-    asyncio.run(asyncio.wait_for(begin(), DEADLINE_S))

@@ -19,6 +19,7 @@ from headrace.wire.schema import Direction, Field, Struct
 
 TOPICS = ("sample-a", "sample-b", "sample_c.1")
 GROUPS = ("sample-group", "other-group")
+TRANSACTIONAL_IDS = ("sample-transactions", "other-transactions")
 CLIENT_ID = "sample-client"
 MAX_PARTITIONS = 4
 
@@ -94,7 +95,7 @@ _BY_NAME: dict[str, Callable[[random.Random], Any]] = {
     "host": lambda rng: "127.0.0.1",
     "isolation_level": lambda rng: rng.randint(0, 1),
     "key": lambda rng: rng.choice(GROUPS),
-    "key_type": lambda rng: 0,
+    "key_type": lambda rng: rng.randint(0, 1),
     "max_bytes": lambda rng: 1 << 20,
     "max_wait_ms": lambda rng: rng.randint(0, 20),
     "member_id": lambda rng: "",
@@ -118,7 +119,8 @@ _BY_NAME: dict[str, Callable[[random.Random], Any]] = {
     "topic": lambda rng: rng.choice(TOPICS),
     "topic_name": lambda rng: rng.choice(TOPICS),
     "topic_names": lambda rng: rng.choice(TOPICS),
-    "transactional_id": lambda rng: None,
+    "transactional_ids": lambda rng: rng.choice(TRANSACTIONAL_IDS),
+    "v3_and_below_transactional_id": lambda rng: rng.choice(TRANSACTIONAL_IDS),
 }
 
 _BY_KIND: dict[str, Callable[[random.Random], Any]] = {
@@ -144,5 +146,7 @@ def _value(field: Field, rng: random.Random) -> Any:
 def _single(field: Field, rng: random.Random) -> Any:
     if field.struct is not None:
         return message(field.struct, rng)
+    if field.name == "transactional_id":
+        return rng.choice((None, *TRANSACTIONAL_IDS) if field.nullable else TRANSACTIONAL_IDS)
     make = _BY_NAME.get(field.name) or _BY_KIND.get(field.kind)
     return make(rng) if make is not None else rng.randint(0, MAX_PARTITIONS - 1)

@@ -68,6 +68,10 @@ class ProducerIds:
             check_no_doubt(self._view.image)
             self._block = iter(block)
 
+    def at_hand(self) -> int | None:
+        """The same, of the block that is there; None when it is used up."""
+        return next(self._block, None)
+
     async def first_free(self) -> int:
         """The first id that nobody has had, as far as coordination knows."""
         found = await self._coordination.get(keys.producer_ids_key(self._view.image.prefix))

@@ -26,7 +26,7 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.names import OFFSETS_TOPIC, check_no_collision, check_not_reserved
+from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_no_collision, check_not_reserved
 from headrace.cluster.view import ClusterView
 from headrace.errors import (
     InvalidAssignment,
@@ -56,6 +56,7 @@ OFFSETS_OVERRIDES: Final = {
     "segment.bytes": str(100 << 20),
     "max.message.bytes": str(32 << 20),
 }
+TRANSACTIONS_OVERRIDES: Final = OFFSETS_OVERRIDES
 
 Assignments = Mapping[int, Sequence[int]]
 
@@ -330,18 +331,8 @@ class TopicCreation:
         found = self._view.image.topics.get(name)
         if found is not None:
             return found
-        if name == OFFSETS_TOPIC:
-            settings = self._settings()
-            # Where nobody says how many, it begins with the brokers there are and grows (placement.internal_topics).
-            replicas = settings["offsets.topic.replication.factor"]
-            there = max(1, len(open_sites(self._view.image)))
-            request = CreateTopic(
-                name,
-                settings["offsets.topic.partitions"],
-                replicas or min(INTERNAL_REPLICAS, there),
-                OFFSETS_OVERRIDES,
-                internal=True,
-            )
+        if name in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
+            request = self._internal(name)
         elif not self._settings()["auto.create.topics.enable"]:
             raise UnknownPartition(f"there is no topic {name!r}, and auto.create.topics.enable is off")
         else:
@@ -356,6 +347,22 @@ class TopicCreation:
         if found is None:
             raise UnknownPartition(f"there is no topic {name!r}")
         return found
+
+    def _internal(self, name: str) -> CreateTopic:
+        """Where nobody says how many replicas, it begins with the brokers there are and grows
+        (placement.internal_topics)."""
+        settings = self._settings()
+        there = max(1, len(open_sites(self._view.image)))
+        replicas = settings["offsets.topic.replication.factor"] or min(INTERNAL_REPLICAS, there)
+        if name == OFFSETS_TOPIC:
+            return CreateTopic(name, settings["offsets.topic.partitions"], replicas, OFFSETS_OVERRIDES, internal=True)
+        return CreateTopic(
+            name,
+            settings["transaction.state.log.num.partitions"],
+            settings["transaction.state.log.replication.factor"] or replicas,
+            TRANSACTIONS_OVERRIDES,
+            internal=True,
+        )
 
     async def _create_once(self, request: CreateTopic) -> None:
         try:

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from headrace.cluster.image import Image
 from headrace.cluster.leadership import Leadership
-from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from headrace.cluster.participant import Participant
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.cluster.topics import TopicCreation
 from headrace.coordination.waits import pause
 from headrace.coordinators.state_log import StateLog
 from headrace.coordinators.state_partitions import StatePartitions, accepted_losses
+from headrace.errors import HeadraceError
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS
@@ -31,6 +32,9 @@ from headrace.partitions.recompression import Recompression
 from headrace.ports.network import Network
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
+from headrace.transactions.coordinator import TRANSACTIONS, TransactionCoordinator
+from headrace.transactions.limits import limits_from as transaction_limits_from
+from headrace.transactions.messages import MarkerRequest
 
 LOAD_SECONDS: Final = 10.0
 
@@ -52,6 +56,7 @@ class FrontEnd:
     ) -> None:
         self._participant = participant
         self._clock = participant.clock
+        self._spawn = spawn
         self._built = contextlib.ExitStack()
         settings = participant.settings
         limits = KeyLimits(settings["key.index.entries"], settings["key.index.slots"])
@@ -77,11 +82,31 @@ class FrontEnd:
             lambda: participant.view.image,
             lambda: accepted_losses(participant.effective_settings()[OFFSETS.loss_setting]),
         )
+        self.producer_ids = ProducerIds(participant.coordination, participant.view, participant.draw)
+        self.transactions = TransactionCoordinator(
+            self._clock,
+            StateLog(participant.partitions, TRANSACTIONS_TOPIC).append,
+            self._transactions_partitions(),
+            self._draw_producer_id,
+            self._send_markers,
+            transaction_limits_from(participant.effective_settings()),
+        )
+        self._built.callback(self.transactions.close)
+        self.transaction_partitions = StatePartitions(
+            TRANSACTIONS,
+            participant.partitions,
+            self.transactions,
+            participant.disk,
+            lambda: participant.view.image,
+            lambda: accepted_losses(participant.effective_settings()[TRANSACTIONS.loss_setting]),
+        )
         self.group_partitions.follow()
-        participant.view.listen(self._follow_groups)
+        self.transaction_partitions.follow()
+        participant.view.listen(self._follow_cluster)
         participant.partitions.recompression = Recompression(participant.partitions, participant.compute, spawn)
         self.services = self._services(metrics, spawn, failed)
         metrics.collect(self.services.fetch_sessions.samples)
+        metrics.collect(self.transactions.samples)
         self.server = KafkaServer(network, self.services, connections_max)
         self._built.callback(self.server.close)
 
@@ -109,7 +134,8 @@ class FrontEnd:
             leadership=Leadership(participant.coordination, participant.view, spawn),
             key_indexes=self.key_indexes,
             groups=self.groups,
-            producer_ids=ProducerIds(participant.coordination, participant.view, participant.draw),
+            transactions=self.transactions,
+            producer_ids=self.producer_ids,
             fetch_sessions=FetchSessions(
                 participant.settings["max.incremental.fetch.session.cache.slots"], self._clock.now, participant.draw
             ),
@@ -119,10 +145,12 @@ class FrontEnd:
             compute=participant.compute,
         )
 
-    async def load_groups(self) -> None:
-        """Clients find their groups at once; but a start does not wait for ever, nor for other brokers."""
+    async def load_coordinators(self) -> None:
+        """Clients find their groups and transactions at once; but a start does not wait for ever, nor for other
+        brokers."""
         give_up = self._clock.now() + LOAD_SECONDS
-        while self.group_partitions.reading and self._clock.now() < give_up:
+        loads = self.group_partitions, self.transaction_partitions
+        while any(load.reading for load in loads) and self._clock.now() < give_up:
             await pause(self._clock, 0.001)
 
     def tick(self) -> None:
@@ -130,15 +158,38 @@ class FrontEnd:
         self.key_indexes.tick()
         self.peers.tick()
         self.group_partitions.follow()
+        self.transaction_partitions.follow()
 
     def close(self) -> None:
         self._built.close()
 
-    def _follow_groups(self, old: Image, new: Image) -> None:
+    def _follow_cluster(self, old: Image, new: Image) -> None:
+        settings = self._participant.effective_settings()
         self.groups.partition_count = self._offsets_partitions()
-        self.groups.limits = limits_from(self._participant.effective_settings())
+        self.groups.limits = limits_from(settings)
         self.group_partitions.follow()
         self.group_partitions.forget_topics(old, new)
+        self.transactions.partition_count = self._transactions_partitions()
+        self.transactions.limits = transaction_limits_from(settings)
+        self.transaction_partitions.follow()
+
+    def _draw_producer_id(self, done: Callable[[int | None], None]) -> None:
+        known = self.producer_ids.at_hand()
+        if known is not None:
+            done(known)
+        else:
+            self._spawn(self._draw_from_coordination(done))
+
+    async def _draw_from_coordination(self, done: Callable[[int | None], None]) -> None:
+        try:
+            drawn = await self.producer_ids.next()
+        except HeadraceError:
+            done(None)
+        else:
+            done(drawn)
+
+    def _send_markers(self, request: MarkerRequest, wanted: Callable[[], bool], done: Callable[[], None]) -> None:
+        pass
 
     def _topic_id(self, name: str) -> bytes | None:
         found = self._participant.view.image.topics.get(name)
@@ -148,3 +199,10 @@ class FrontEnd:
         participant = self._participant
         topic = participant.view.image.topics.get(OFFSETS_TOPIC)
         return len(topic.partitions) if topic is not None else participant.settings["offsets.topic.partitions"]
+
+    def _transactions_partitions(self) -> int:
+        participant = self._participant
+        topic = participant.view.image.topics.get(TRANSACTIONS_TOPIC)
+        if topic is not None:
+            return len(topic.partitions)
+        return participant.settings["transaction.state.log.num.partitions"]

@@ -22,6 +22,7 @@ from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
 from headrace.settings.values import BrokerSettings
 from headrace.storage.keys.builder import KeyIndexes
+from headrace.transactions.coordinator import TransactionCoordinator
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Services:
     leadership: Leadership
     key_indexes: KeyIndexes
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
     producer_ids: ProducerIds
     fetch_sessions: FetchSessions
     spawn: Callable[[Coroutine[Any, Any, None]], None]

@@ -104,7 +104,7 @@ class Node:
         http = Endpoint(self.http.address.host, self.http.address.port) if self.http is not None else None
         self._open_archived()
         await participant.join(endpoints, http)
-        await self.front_end.load_groups()
+        await self.front_end.load_coordinators()
         self._tick()
         built.callback(lambda: self._ticker.cancel())
 

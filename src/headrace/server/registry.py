@@ -22,7 +22,7 @@ from headrace.cluster.changes import Changes
 from headrace.cluster.config import Configs, EffectiveSettings
 from headrace.cluster.image import NO_BROKER
 from headrace.cluster.leadership import Leadership
-from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.cluster.topics import TopicCreation, Topics, limits_from
 from headrace.cluster.user_values import UserValues
@@ -54,6 +54,8 @@ from headrace.system import descriptors
 from headrace.system.clock import LoopClock
 from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
+from headrace.transactions.coordinator import TransactionCoordinator
+from headrace.transactions.limits import limits_from as transaction_limits_from
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +135,15 @@ class Registry:
             lambda _name: None,
         )
         self._built.callback(groups.close)
+        transactions = TransactionCoordinator(
+            clock,
+            StateLog(self._partitions, TRANSACTIONS_TOPIC).append,
+            0,  # it leads none
+            lambda done: done(None),
+            lambda _request, _wanted, _done: None,
+            transaction_limits_from(effective()),
+        )
+        self._built.callback(transactions.close)
         return Services(
             settings=self._settings,
             clock=clock,
@@ -150,6 +161,7 @@ class Registry:
             leadership=Leadership(self._coordination, self._view, self._background.spawn),
             key_indexes=KeyIndexes(self._partitions.store, disk, clock, NO_FOLDER),
             groups=groups,
+            transactions=transactions,
             producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),
             fetch_sessions=FetchSessions(0, clock.now, secrets.token_bytes),  # there is nothing to fetch
             spawn=self._background.spawn,

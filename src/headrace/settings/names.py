@@ -14,17 +14,22 @@ Number = Literal[
     "default.replication.factor", "fetch.max.bytes", "follower.replication.throttled.rate", "frame.max.bytes",
     "group.initial.rebalance.delay.ms", "group.max.session.timeout.ms", "group.max.size",
     "group.min.session.timeout.ms", "groups.max", "http.body.max.bytes", "key.index.entries", "key.index.slots",
-    "leader.rebalance.ms", "log.cleaner.backoff.ms", "log.cleaner.threads",
-    "max.incremental.fetch.session.cache.slots", "node.id", "num.io.threads",
-    "num.network.threads", "num.partitions", "num.recovery.threads.per.data.dir", "num.replica.fetchers",
-    "offsets.metadata.max.bytes", "offsets.retention.ms", "offsets.topic.partitions",
+    "leader.rebalance.ms", "log.cleaner.backoff.ms", "log.cleaner.threads", "max.incremental.fetch.session.cache.slots",
+    "node.id", "num.io.threads", "num.network.threads", "num.partitions", "num.recovery.threads.per.data.dir",
+    "num.replica.fetchers", "offsets.metadata.max.bytes", "offsets.retention.ms", "offsets.topic.partitions",
     "offsets.topic.replication.factor", "partitions.max", "producer.expire.ms", "receive.buffer.total.bytes",
     "registry.drop.after.ms", "replica.alter.log.dirs.io.max.bytes.per.second", "replica.catchup.bytes.per.second",
     "replica.lag.time.max.ms", "replica.link.timeout.ms", "replica.round.max.ms", "replica.window.bytes",
     "request.timeout.max.ms", "retention.check.ms", "sasl.kerberos.min.time.before.relogin",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms", "transaction.max.timeout.ms",
+    "transaction.remove.expired.transaction.cleanup.interval.ms", "transaction.state.log.num.partitions",
+    "transaction.state.log.replication.factor", "transactional.id.expiration.ms", "transactional.ids.max",
+    "transactions.open.max",
 ]  # fmt: skip
 Fraction = Literal["commitlog.rewrite.share"]
-Flag = Literal["auto.create.topics.enable", "log.follower.reads", "sync.helper"]
+Flag = Literal[
+    "auto.create.topics.enable", "log.follower.reads", "sync.helper", "transaction.two.phase.commit.enable",
+]  # fmt: skip
 Text = Literal[
     "archive.group", "cluster.id", "coordination", "data", "etcd.tls.ca", "etcd.tls.cert", "etcd.tls.key",
     "etcd.user", "http.listen", "log.format", "log.layout", "log.level", "log.placement", "rack",

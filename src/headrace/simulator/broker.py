@@ -64,7 +64,7 @@ class Broker:
         self._built.callback(self.front_end.close)
         self.front_end.server.bind(DEFAULT_NAME, address)
         await participant.join({DEFAULT_NAME: Endpoint(address.host, address.port)})
-        await self.front_end.load_groups()
+        await self.front_end.load_coordinators()
         self._tick()
         self._built.callback(lambda: self._ticker.cancel())
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Final
 
+from headrace import metrics
 from headrace.cluster.names import TRANSACTIONS_TOPIC
 from headrace.coordinators.alarms import NEVER, Alarms
 from headrace.coordinators.record_fields import Record
@@ -184,7 +185,9 @@ class TransactionCoordinator:
 
         self._change(entry, decide, answer, until, again)
 
-    def add(self, transactional_id: str, request: AddRequest, reply: AddDone) -> None:
+    def add(
+        self, transactional_id: str, request: AddRequest, reply: AddDone, held_seconds: float = HELD_SECONDS
+    ) -> None:
         """Add the partitions to the producer's transaction; `reply` hears the code for all of them."""
         entry = self._entry(transactional_id)
         if isinstance(entry, int):
@@ -194,7 +197,7 @@ class TransactionCoordinator:
         elif len(entry.adding) >= HELD_MAX:
             reply(ErrorCode.CONCURRENT_TRANSACTIONS)
         else:
-            entry.adding.append((self._held_until(), request, reply))
+            entry.adding.append((self._clock.now() + held_seconds, request, reply))
             self._go_on(entry)
 
     def verify(self, transactional_id: str, request: AddRequest) -> dict[Place, int]:
@@ -558,6 +561,11 @@ class TransactionCoordinator:
             if kept.two_phase and kept.state is State.ONGOING
         ]
         return max(0, self._wall.latest_ms() - min(began)) if began else 0
+
+    def samples(self) -> Iterator[metrics.Sample]:
+        for state, count in self.states().items():
+            yield metrics.Sample(metrics.TRANSACTIONS, (state,), count)
+        yield metrics.Sample(metrics.TWO_PHASE_AGE_SECONDS, (), self.oldest_two_phase_ms() / 1000)
 
     def _open_count(self) -> int:
         return self._beginning + sum(shard.states[State.ONGOING] for shard in self._open_shards())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.settings.values import BrokerSettings
+
 
 @dataclass(frozen=True, slots=True)
 class TransactionLimits:
@@ -18,3 +20,14 @@ class TransactionLimits:
     """Transactional ids on this broker."""
     two_phase: bool = True
     """Whether transactions without a timeout may be opened."""
+
+
+def limits_from(settings: BrokerSettings) -> TransactionLimits:
+    return TransactionLimits(
+        settings["transaction.max.timeout.ms"],
+        settings["transactional.id.expiration.ms"],
+        settings["transaction.remove.expired.transaction.cleanup.interval.ms"],
+        settings["transactions.open.max"],
+        settings["transactional.ids.max"],
+        settings["transaction.two.phase.commit.enable"],
+    )

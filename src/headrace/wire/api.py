@@ -47,6 +47,9 @@ DELETE_TOPICS: Final = 20
 DELETE_RECORDS: Final = 21
 INIT_PRODUCER_ID: Final = 22
 OFFSET_FOR_LEADER_EPOCH: Final = 23
+ADD_PARTITIONS_TO_TXN: Final = 24
+ADD_OFFSETS_TO_TXN: Final = 25
+END_TXN: Final = 26
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
 ALTER_REPLICA_LOG_DIRS: Final = 34
@@ -60,6 +63,8 @@ LIST_PARTITION_REASSIGNMENTS: Final = 46
 OFFSET_DELETE: Final = 47
 DESCRIBE_QUORUM: Final = 55
 DESCRIBE_CLUSTER: Final = 60
+DESCRIBE_TRANSACTIONS: Final = 65
+LIST_TRANSACTIONS: Final = 66
 LIST_CONFIG_RESOURCES: Final = 74
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 KEY_QUERY: Final = 20_000
@@ -94,6 +99,9 @@ _ROWS: Final = (
     _row(DELETE_RECORDS, "DeleteRecords", versions=(0, 2), flexible_from=2),
     _row(INIT_PRODUCER_ID, "InitProducerId", versions=(0, 6), flexible_from=2),
     _row(OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", versions=(2, 4), flexible_from=4),
+    _row(ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", versions=(0, 5), flexible_from=3),
+    _row(ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", versions=(0, 4), flexible_from=3),
+    _row(END_TXN, "EndTxn", versions=(0, 5), flexible_from=3),
     _row(DESCRIBE_CONFIGS, "DescribeConfigs", versions=(1, 4), flexible_from=4),
     _row(ALTER_CONFIGS, "AlterConfigs", versions=(0, 2), flexible_from=2),
     _row(ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", versions=(1, 2), flexible_from=2),
@@ -107,6 +115,8 @@ _ROWS: Final = (
     _row(OFFSET_DELETE, "OffsetDelete", versions=(0, 0), flexible_from=NEVER_FLEXIBLE),
     _row(DESCRIBE_QUORUM, "DescribeQuorum", versions=(0, 2), flexible_from=0),
     _row(DESCRIBE_CLUSTER, "DescribeCluster", versions=(0, 2), flexible_from=0),
+    _row(DESCRIBE_TRANSACTIONS, "DescribeTransactions", versions=(0, 0), flexible_from=0),
+    _row(LIST_TRANSACTIONS, "ListTransactions", versions=(0, 2), flexible_from=0),
     _row(LIST_CONFIG_RESOURCES, "ListConfigResources", versions=(0, 1), flexible_from=0),
     _row(DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", versions=(0, 0), flexible_from=0),
 )

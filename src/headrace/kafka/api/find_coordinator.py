@@ -1,15 +1,14 @@
 """FindCoordinator, versions 0 to 6. 1: kinds of coordinators; 3: flexible; 4: many keys in one request.
 
-The coordinator of a group is the leader of the group's partition of __consumer_offsets, which is created when first
-asked for. Transactions have none: librdkafka asks again for ever, but for TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which
-it takes for final and shows with the reason given; Java's client and the others do so too.
+The coordinator of a group is the leader of the group's partition of __consumer_offsets, that of a transactional id the
+leader of its partition of __transaction_state. Either topic is created when it is first asked for.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from headrace.cluster.names import OFFSETS_TOPIC, group_name_fault
+from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, group_name_fault
 from headrace.coordinators.state_log import partition_of
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka.connection import Request
@@ -17,20 +16,22 @@ from headrace.wire.message import Message
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
+TOPICS: Final = {GROUP: OFFSETS_TOPIC, TRANSACTION: TRANSACTIONS_TOPIC}
 MANY_KEYS_FROM: Final = 4
 
 
 def handle(request: Request) -> Message | None:
     kind = request.body.key_type if request.version >= 1 else GROUP
-    if kind != GROUP or OFFSETS_TOPIC in request.services.view.image.topics:
+    topic = TOPICS.get(kind)
+    if topic is None or topic in request.services.view.image.topics:
         return _response(request)
-    request.reply_later(_create_then_answer(request))
+    request.reply_later(_create_then_answer(request, topic))
     return None
 
 
-async def _create_then_answer(request: Request) -> Message:
+async def _create_then_answer(request: Request, topic: str) -> Message:
     try:
-        await request.services.auto_topic_creation.ensure(OFFSETS_TOPIC)
+        await request.services.auto_topic_creation.ensure(topic)
     except HeadraceError as error:
         return _response(request, str(error))
     return _response(request)
@@ -47,22 +48,23 @@ def _response(request: Request, failure: str | None = None) -> Message:
 
 
 def _coordinator(request: Request, kind: int, key: str, failure: str | None) -> Message:
-    services = request.services
-    if kind == TRANSACTION:
-        reason = "transactions are not served: use an idempotent producer, without a transactional id"
-        return _none(key, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
-    if kind != GROUP:
-        return _none(key, ErrorCode.INVALID_REQUEST, f"coordinators of kind {kind} are not served, only of groups (0)")
+    topic = TOPICS.get(kind)
+    if topic is None:
+        reason = f"coordinators of kind {kind} are not served, only of groups (0) and transactions (1)"
+        return _none(key, ErrorCode.INVALID_REQUEST, reason)
     if failure is not None:
         return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, failure)
-    fault = group_name_fault(key)
+    fault = group_name_fault(key) if kind == GROUP else None
     if fault is not None:
         return _none(key, ErrorCode.INVALID_GROUP_ID, fault)
-    image = services.view.image
-    states = image.topics[OFFSETS_TOPIC].partitions
+    if not key:
+        return _none(key, ErrorCode.INVALID_REQUEST, "a transactional id has at least one character")
+    image = request.services.view.image
+    states = image.topics[topic].partitions
     broker = image.brokers.get(states[partition_of(key, len(states))].leader)
     if broker is None or request.connection.listener not in broker.listeners:
-        return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the partition of this group has no leader now")
+        reason = f"the partition of this {'group' if kind == GROUP else 'transactional id'} has no leader now"
+        return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, reason)
     end = broker.listeners[request.connection.listener]
     return Message(
         key=key, node_id=broker.id, host=end.host, port=end.port, error_code=ErrorCode.NONE, error_message=None
