@@ -156,6 +156,17 @@ def test_who_waits_behind_an_append_is_told_to_try_again(scene: Scene) -> None:
     assert adding.reply == ErrorCode.CONCURRENT_TRANSACTIONS
 
 
+def test_what_is_stored_for_one_who_waited_behind_another_that_was_refused_is_not_forgotten(scene: Scene) -> None:
+    scene.held = True
+    scene.init()
+    refused, opening = scene.end(InitReply(OK, 1000, 7)), scene.init()
+    scene.acknowledge()
+    assert refused.reply.error_code == ErrorCode.PRODUCER_FENCED
+    assert opening.reply == InitReply(OK, 1000, 1)
+    scene.held = False
+    assert scene.init().reply == InitReply(OK, 1000, 2), "nobody gets an epoch that another has"
+
+
 def test_only_so_many_wait(scene: Scene) -> None:
     scene.held = True
     scene.init()

@@ -344,8 +344,10 @@ class TransactionCoordinator:
             self._add_waiting(entry)
         if entry.held and not entry.busy and (kept is None or kept.state not in PREPARED):
             held, entry.held = entry.held, []
+            entry.waking += 1
             for _until, again, _give_up in held:
                 again()
+            entry.waking -= 1
         self._set_alarm(entry)
         self._rest(entry)
 

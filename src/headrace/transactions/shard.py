@@ -22,7 +22,7 @@ AddDone = Callable[[int], None]
 class Entry:
     """A transactional id that is being asked for something, or has an open transaction."""
 
-    __slots__ = ("adding", "busy", "deadline", "held", "kept", "marking", "shard", "transactional_id")
+    __slots__ = ("adding", "busy", "deadline", "held", "kept", "marking", "shard", "transactional_id", "waking")
 
     def __init__(self, shard: Shard, transactional_id: str, kept: Transaction | None) -> None:
         self.shard = shard
@@ -39,10 +39,12 @@ class Entry:
         """Partitions to be added by the next append; until when each may wait."""
         self.held: list[tuple[float, Callable[[], None], Callable[[int], None]]] = []
         """Other requests that wait for it: until when, what asks again, what tells that it cannot be now."""
+        self.waking = 0
+        """Those who waited are being let on, one after the other: who is refused leaves the entry to the next."""
 
     @property
     def at_rest(self) -> bool:
-        return not (self.busy or self.marking or self.adding or self.held)
+        return not (self.busy or self.marking or self.adding or self.held or self.waking)
 
 
 class Shard:
