@@ -44,7 +44,6 @@ PLANNED: Final = {
     "delete_acls": "ACLs",
     "write_txn_markers": "transactions",
     "txn_offset_commit": "transactions",
-    "describe_producers": "transactions",
     "consumer_group_heartbeat": "KIP-848",
     "consumer_group_describe": "KIP-848",
     "describe_client_quotas": "quotas",

@@ -593,12 +593,11 @@ class Partition:
                 raise
             raise StorageFailed(f"{error}; another replica is asked to lead: try again") from None
 
-    @property
-    def last_stable_offset(self) -> int:
-        """Below it every transaction is decided: it has a marker, which is below the watermark. OffsetNotAvailable
-        while the log's producers are being read."""
+    def producers(self) -> dict[int, ProducerState]:
+        """What is known of producers, by id. OffsetNotAvailable while that is being read."""
+        producers = self.log.producers
         try:
-            undecided = self.log.producers.first_undecided(self.high_watermark)
+            producers.load()
         except UnreadableProducers as error:
             self._unreadable_producers(error)
             raise StorageFailed(f"{self.topic_partition}: {error}") from None
@@ -606,6 +605,14 @@ class Partition:
             if self.log.offline is not None:
                 raise
             raise OffsetNotAvailable(f"{self.topic_partition}: {error}") from None
+        return producers.states
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is decided: it has a marker, which is below the watermark. OffsetNotAvailable
+        while the log's producers are being read."""
+        self.producers()
+        undecided = self.log.producers.first_undecided(self.high_watermark)
         if undecided is None:
             return self.high_watermark
         return max(self.log.start_offset, min(self.high_watermark, undecided))

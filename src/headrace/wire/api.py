@@ -63,6 +63,7 @@ LIST_PARTITION_REASSIGNMENTS: Final = 46
 OFFSET_DELETE: Final = 47
 DESCRIBE_QUORUM: Final = 55
 DESCRIBE_CLUSTER: Final = 60
+DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
 LIST_CONFIG_RESOURCES: Final = 74
@@ -115,6 +116,7 @@ _ROWS: Final = (
     _row(OFFSET_DELETE, "OffsetDelete", versions=(0, 0), flexible_from=NEVER_FLEXIBLE),
     _row(DESCRIBE_QUORUM, "DescribeQuorum", versions=(0, 2), flexible_from=0),
     _row(DESCRIBE_CLUSTER, "DescribeCluster", versions=(0, 2), flexible_from=0),
+    _row(DESCRIBE_PRODUCERS, "DescribeProducers", versions=(0, 0), flexible_from=0),
     _row(DESCRIBE_TRANSACTIONS, "DescribeTransactions", versions=(0, 0), flexible_from=0),
     _row(LIST_TRANSACTIONS, "ListTransactions", versions=(0, 2), flexible_from=0),
     _row(LIST_CONFIG_RESOURCES, "ListConfigResources", versions=(0, 1), flexible_from=0),
