@@ -50,7 +50,7 @@ def contents(cluster: Cluster, topics: list[str], records: int) -> dict[str, str
     for topic in topics:
         digest = hashlib.sha256()
         for part in record_sets(cluster, Span(topic, 0, 0, records)):
-            digest.update(part)
+            digest.update(part.records)
         found[topic] = digest.hexdigest()
     return found
 

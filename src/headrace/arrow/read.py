@@ -14,6 +14,7 @@ from headrace.client.connection.tls import Tls
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import BATCH_ROWS, DEFAULT_COLUMNS, TYPES, Decoder, schema
+from headrace.records.isolation import isolation_of
 
 Bound = str | int | Mapping[int, int] | datetime.datetime
 """`"earliest"`, `"latest"`, an offset, offsets by partition, or the first record not before a moment."""
@@ -28,6 +29,7 @@ def read(
     end: Bound = "latest",
     columns: Sequence[str] = DEFAULT_COLUMNS,
     batch_rows: int = BATCH_ROWS,
+    isolation: str = "committed",
     timeout_ms: int = 30_000,
     tls: Tls = None,
 ) -> pa.RecordBatchReader:
@@ -36,17 +38,18 @@ def read(
     Both bounds are found when this is called; records come as the reader is read, of the topic that it was then: one
     that was made anew under its name meanwhile is an error. Offsets by partition choose the
     partitions that they name, unless `partitions` does. `columns` may name any of `headrace.records.arrow.TYPES`, such
-    as `headers` or `digest`. `tls` is a consumer's.
+    as `headers` or `digest`. With isolation `committed` records of aborted transactions are left out, and the end is at
+    the first that is undecided; `uncommitted` gives all. `tls` is a consumer's.
     """
     unknown = [name for name in columns if name not in TYPES]
     if unknown:
         raise ValueError(f"there is no column {', '.join(map(repr, unknown))}; there are {', '.join(TYPES)}")
-    retry = Retry(within_ms=timeout_ms)
-    with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls) as cluster:
+    retry, chosen = Retry(within_ms=timeout_ms), isolation_of(isolation)
+    with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls, isolation=chosen) as cluster:
         spans = _spans(cluster, topic, _chosen(cluster, topic, partitions, start, end), start, end)
 
     def rows() -> Iterator[pa.RecordBatch]:
-        with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls) as cluster:
+        with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls, isolation=chosen) as cluster:
             for span in spans:
                 yield from read_span(cluster, span, columns, batch_rows)
 
@@ -57,8 +60,8 @@ def read_span(
     cluster: Cluster, span: Span, columns: Sequence[str] = DEFAULT_COLUMNS, batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     decoder = Decoder(span.topic, span.partition, columns, batch_rows=batch_rows)
-    for records in record_sets(cluster, span):
-        yield from decoder.decode(records, span.first_offset, span.next_offset)
+    for fetched in record_sets(cluster, span):
+        yield from decoder.decode(fetched.records, span.first_offset, span.next_offset, hidden=fetched.hidden)
 
 
 def _chosen(cluster: Cluster, topic: str, partitions: Iterable[int] | None, start: Bound, end: Bound) -> list[int]:

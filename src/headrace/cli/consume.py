@@ -15,7 +15,7 @@ import click
 from headrace.cli import EXIT_FAILED, EXIT_TERMINATED
 from headrace.cli.completers import group_names, topic_names
 from headrace.cli.formats import Format, make_format
-from headrace.cli.options import time_ms, with_cluster
+from headrace.cli.options import time_ms, with_reader
 from headrace.cli.progress import Progress
 from headrace.cli.record_filter import RecordFilter, filter_options, make_filter
 from headrace.cli.record_reader import Chunk, GroupReader, Reader, Start, parse_until
@@ -66,7 +66,7 @@ TAIL_MAX: Final = 1_000_000
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json: what produce --json-lines takes.")
 @click.option("--key-separator", default="\t", metavar="TEXT", help="For key-value.  [default: tab]")
-@with_cluster
+@with_reader
 def consume(cluster: Cluster, topic: str, format_name: str, as_json: bool, key_separator: str, **given: Any) -> int:
     """Print the records of TOPIC, and stop at what is its end now.
 

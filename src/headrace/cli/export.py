@@ -14,7 +14,7 @@ import click
 from headrace.cli import EXIT_TERMINATED
 from headrace.cli.completers import topic_names
 from headrace.cli.formats import format_json
-from headrace.cli.options import json_option, with_cluster
+from headrace.cli.options import json_option, with_reader
 from headrace.cli.output import counted, format_bytes, show_json
 from headrace.cli.progress import Progress
 from headrace.cli.record_files import ARROW_MISSING, count_lines, file_kind, open_lines, whole_file
@@ -33,7 +33,7 @@ from headrace.errors import OperatorError
 @click.option("--until", metavar="OFFSET|TIME", help="Only records before it.")
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 @json_option
-@with_cluster
+@with_reader
 def export(
     cluster: Cluster,
     topic: str,

@@ -56,6 +56,30 @@ def with_cluster(command: F) -> F:
     return connected  # type: ignore[return-value]
 
 
+isolation_option = click.option(
+    "--isolation",
+    type=click.Choice(["committed", "uncommitted"]),
+    default="committed",
+    show_default=True,
+    help="Leave out records of transactions that are open or were aborted, or not.",
+)
+
+
+def with_reader(command: F) -> F:
+    """As `with_cluster`, for a command that reads records: --isolation says which."""
+
+    @with_cluster
+    @isolation_option
+    @functools.wraps(command)
+    def reading(*args: Any, cluster: Cluster, isolation: str, **kwargs: Any) -> Any:
+        from headrace.records.isolation import isolation_of
+
+        cluster.isolation = isolation_of(isolation)
+        return command(*args, cluster=cluster, **kwargs)
+
+    return reading  # type: ignore[return-value]
+
+
 def with_connect(command: F) -> F:
     """Give the command `connect`, which makes clusters from --bootstrap and its kin: one for each thread."""
 

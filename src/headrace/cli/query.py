@@ -20,13 +20,14 @@ import click
 
 from headrace.cli.completers import topic_names
 from headrace.cli.formats import Format, make_format
-from headrace.cli.options import time_ms, with_connect
+from headrace.cli.options import isolation_option, time_ms, with_connect
 from headrace.cli.output import counted
 from headrace.cli.progress import Progress
 from headrace.cli.times import EXPECTED
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.query import RecordQuery, find
 from headrace.errors import OperatorError
+from headrace.records.isolation import isolation_of
 
 if TYPE_CHECKING:
     from headrace.arrow.archive import Work
@@ -52,6 +53,7 @@ DEAD_SHOWN: Final = 5
 @click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Stop after N records.  [default: all]")
 @click.option("--format", "format_name", default=SHOWN, show_default=True, help="As of `headrace consume`.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@isolation_option
 @with_connect
 def query(
     topic: str,
@@ -66,6 +68,7 @@ def query(
     limit: int | None,
     format_name: str,
     as_json: bool,
+    isolation: str,
 ) -> None:
     """Find records in the brokers, or in an archive: there also those that the brokers have deleted.
 
@@ -85,6 +88,7 @@ def query(
         _in_archive(folder, wanted, format_record, order == "newest", limit)
         return
     with connect() as cluster:
+        cluster.isolation = isolation_of(isolation)
         _in_brokers(cluster, wanted, format_record, order == "newest", limit)
 
 

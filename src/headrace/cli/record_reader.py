@@ -189,10 +189,10 @@ class Reader:
         """Batch by batch; at most `left` records."""
         partition = fetched.position.partition
         stop = sys.maxsize if follow else self._ends[partition]
-        for header, batch in fetched.whole_batches():
+        for header, batch in fetched.shown_batches():
             at = self._next[partition]
             first = max(at, self._floor.get(partition, 0))
-            records = [] if header.is_control else kernel.records(batch)
+            records = [] if batch is None else kernel.records(batch)
             chosen = self._filter.choose(record for record in records if first <= record.offset < stop)
             next_offset = chosen[left - 1].offset + 1 if len(chosen) > left else min(header.next_offset, stop)
             self._next[partition] = header.next_offset

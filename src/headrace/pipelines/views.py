@@ -37,6 +37,7 @@ from headrace.errors import OffsetOutOfRange, OperatorError
 from headrace.pipelines.archive_tables import RECORDS_SCHEMA
 from headrace.pipelines.statements import Statement
 from headrace.records.arrow import Decoder
+from headrace.records.isolation import Isolation
 from headrace.spark import session
 from headrace.spark.source import HeadraceSource
 
@@ -108,7 +109,7 @@ class Views:
             return {table.name for table in self.spark.catalog.listTables() if table.isTemporary}
 
     def topics(self, *, internal: bool = False) -> dict[str, Topic]:
-        with Cluster(self.bootstrap, retry=_AT_ONCE) as cluster:
+        with Cluster(self.bootstrap, retry=_AT_ONCE, isolation=Isolation.COMMITTED) as cluster:
             found = cluster.retry(cluster.topology).topics
         return {name: topic for name, topic in sorted(found.items()) if internal or not topic.is_internal}
 
@@ -197,7 +198,7 @@ class Views:
                 raise OperatorError(f"the schema given for topic {topic} is not one: write such as 'a int, b string'")
             return given
         if topic not in self.sampled:
-            with Cluster(self.bootstrap, retry=_AT_ONCE) as cluster:
+            with Cluster(self.bootstrap, retry=_AT_ONCE, isolation=Isolation.COMMITTED) as cluster:
                 values = sample(cluster, topic, self._sample_records)
             schema = infer(self.spark, values)
             self._told(
@@ -266,8 +267,8 @@ def _values(cluster: Cluster, span: Span) -> list[bytes]:
     try:
         return [
             value
-            for records in record_sets(cluster, span, SAMPLE_SET_BYTES)
-            for batch in decoder.decode(records, span.first_offset, span.next_offset)
+            for fetched in record_sets(cluster, span, SAMPLE_SET_BYTES)
+            for batch in decoder.decode(fetched.records, span.first_offset, span.next_offset, hidden=fetched.hidden)
             for value in batch.column(0).to_pylist()
             if value is not None
         ]

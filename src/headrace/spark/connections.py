@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Retry
+from headrace.records.isolation import Isolation
 
 ANSWER_MAX_MS: Final = 10_000
 
@@ -20,7 +21,9 @@ _idle: Final[dict[_Key, Cluster]] = {}
 
 
 @contextmanager
-def cluster_at(bootstrap: str, timeout_ms: int, *, patient: bool = False) -> Iterator[Cluster]:
+def cluster_at(
+    bootstrap: str, timeout_ms: int, *, patient: bool = False, isolation: Isolation = Isolation.UNCOMMITTED
+) -> Iterator[Cluster]:
     """A cluster that is left open for whoever asks next in this process, and closed after an error.
 
     An address that nobody answers at is told at once, unless `patient`: where it is known to be right, a broker that is
@@ -38,6 +41,7 @@ def cluster_at(bootstrap: str, timeout_ms: int, *, patient: bool = False) -> Ite
         )
         if patient:
             cluster.reach()
+    cluster.isolation = isolation
     try:
         yield cluster
     except BaseException:

@@ -18,6 +18,7 @@ from headrace.client.connection.connections import parse_bootstrap
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import SettingError
 from headrace.records.arrow import DEFAULT_COLUMNS, TYPES
+from headrace.records.isolation import Isolation, isolation_of
 from headrace.settings.quantities import parse_duration_ms
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class SourceOptions:
     group_prefix: str
     push_filters: bool
     timeout_ms: int
+    isolation: Isolation = Isolation.COMMITTED
 
 
 EVERY: Final = (
@@ -98,6 +100,8 @@ EVERY: Final = (
     "columns",
     "pushFilters",
     "timeout",
+    "isolation",
+    "kafka.isolation.level",
 )
 
 IGNORED: Final = frozenset(
@@ -157,7 +161,7 @@ IGNORED_BY_SINK: Final = frozenset(
 )
 """They tune Kafka's producer; what is written does not depend on them."""
 
-_PLAIN: Final = {"kafka.security.protocol": "PLAINTEXT", "kafka.isolation.level": "read_uncommitted"}
+_PLAIN: Final = {"kafka.security.protocol": "PLAINTEXT"}
 """Accepted only with this value."""
 
 
@@ -190,7 +194,18 @@ def parse(options: Mapping[str, str], *, streaming: bool, columns: tuple[str, ..
         group_prefix=given.get("groupidprefix", ""),
         push_filters=flag(given, "pushFilters", False),
         timeout_ms=duration_ms(given, "timeout", DEFAULT_TIMEOUT_MS),
+        isolation=_isolation(given),
     )
+
+
+def _isolation(given: Mapping[str, str]) -> Isolation:
+    """`committed` unless one says otherwise; under Kafka's name it is what Kafka's consumer takes."""
+    names = [name for name in ("isolation", "kafka.isolation.level") if name in given]
+    if len(names) > 1:
+        raise SettingError("options isolation and kafka.isolation.level were given: one is enough")
+    if not names:
+        return Isolation.COMMITTED
+    return read(given, names[0], Isolation.COMMITTED, isolation_of, "committed or uncommitted")
 
 
 def refuse_unknown(given: Mapping[str, str], known: tuple[str, ...], ignored: frozenset[str]) -> None:

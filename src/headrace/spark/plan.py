@@ -21,6 +21,7 @@ from headrace.client.admin.operations import describe_log_folders
 from headrace.client.errors import UnknownTopic
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import HeadraceError, SettingError
+from headrace.records.isolation import Isolation
 from headrace.spark.options import Bound, Topics
 
 Place = tuple[str, int]
@@ -73,13 +74,16 @@ def find(cluster: Cluster, topics: Topics, *, missing_ok: bool = False) -> Topic
     return TopicsFound({name: topic.topic_id.hex() for name, topic in sorted(chosen.items())}, tuple(sorted(places)))
 
 
-def ends_of(cluster: Cluster, places: Iterable[Place], which: int) -> dict[Place, int]:
-    """The first (EARLIEST) or next (LATEST) offset of each partition."""
-    return {
-        (topic, partition): timed.offset
-        for topic, partitions in by_topic(places).items()
-        for partition, timed in list_offsets(cluster, topic, dict.fromkeys(partitions, which)).items()
-    }
+def ends_of(
+    cluster: Cluster, places: Iterable[Place], which: int, isolation: Isolation | None = None
+) -> dict[Place, int]:
+    """The first (EARLIEST) or next (LATEST) offset of each partition, in the isolation of the query, or this one."""
+    found: dict[Place, int] = {}
+    for topic, partitions in by_topic(places).items():
+        asked = dict.fromkeys(partitions, which)
+        for partition, timed in list_offsets(cluster, topic, asked, isolation=isolation).items():
+            found[topic, partition] = timed.offset
+    return found
 
 
 def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:

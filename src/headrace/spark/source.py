@@ -120,7 +120,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[Split]:
         chosen = self._options
-        with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
+        with cluster_at(chosen.bootstrap, chosen.timeout_ms, isolation=chosen.isolation) as cluster:
             found = plan.find(cluster, chosen.topics)
             spans = self._filtered(cluster, self._bounds(cluster, found.places))
             splits = plan.cut(

@@ -25,15 +25,15 @@ _GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTIT
 def read(options: SourceOptions, split: Split) -> Iterator[pa.RecordBatch]:
     """The rows of a split. Retention may overtake the reader: what it took is reported as the query asks for."""
     # The address was right when the query was planned.
-    with cluster_at(options.bootstrap, options.timeout_ms, patient=True) as cluster:
+    with cluster_at(options.bootstrap, options.timeout_ms, patient=True, isolation=options.isolation) as cluster:
         decoder = Decoder(split.topic, split.partition, options.columns, batch_bytes=PASSED_ON_BYTES)
         at, end = split.first_offset, split.next_offset
         while at < end:
             last: memoryview | None = None
             try:
-                for records in record_sets(cluster, _span(split, at, end)):
-                    yield from decoder.decode(records, at, end)
-                    last = records
+                for fetched in record_sets(cluster, _span(split, at, end)):
+                    yield from decoder.decode(fetched.records, at, end, hidden=fetched.hidden)
+                    last = fetched.records
                 return
             except (CorruptBatch, InvalidRecord) as error:
                 raise _named(error, split, at if last is None else _end_of(last)) from None

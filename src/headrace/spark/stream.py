@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from headrace.client.admin.cluster import Cluster
 from headrace.client.fetch_requests import EARLIEST, LATEST
+from headrace.records.isolation import Isolation
 from headrace.spark import loss, plan, progress, split_reader
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
@@ -71,6 +72,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if (before.offsets == ends and before.ids == found.ids) or self._is_too_early(before, ends, limit):
                 return start
             log_starts = plan.ends_of(cluster, ends, EARLIEST)
+            if any(at > log_ends.get(place, at) for place, at in before.offsets.items()):
+                # Of a query that read uncommitted records before, what lies above open transactions is not gone.
+                log_ends = plan.ends_of(cluster, found.places, LATEST, Isolation.UNCOMMITTED)
         begin = loss.settle(before, found, log_starts, log_ends, fail=self._options.fail_on_data_loss)
         self._planned_at_s = time.monotonic()
         latest = {place: max(at, ends[place]) for place, at in begin.offsets.items()}
@@ -104,7 +108,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @contextmanager
     def _cluster(self) -> Iterator[Cluster]:
         """Patient once the broker was reached: a query outlives the restart of a broker."""
-        with cluster_at(self._options.bootstrap, self._options.timeout_ms, patient=self._reached) as cluster:
+        chosen = self._options
+        with cluster_at(
+            chosen.bootstrap, chosen.timeout_ms, patient=self._reached, isolation=chosen.isolation
+        ) as cluster:
             yield cluster
         self._reached = True
 

@@ -40,6 +40,7 @@ from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.tls import Tls, context_of
 from headrace.client.errors import BrokerUnreachable, EngineClosed, NeverSent, NoBroker, Refusal, UnknownTopic
 from headrace.errors import ErrorCode, HeadraceError
+from headrace.records.isolation import Isolation
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -84,9 +85,12 @@ class Cluster:
         timeout_ms: int = 30_000,
         retry: Retry | None = None,
         tls: Tls = None,
+        isolation: Isolation = Isolation.UNCOMMITTED,
     ) -> None:
         self.timeout_ms = timeout_ms
         """How long one answer is waited for."""
+        self.isolation = isolation
+        """Which records are read through it, and what is the end of a log."""
         self.tls = context_of(tls)
         self._bootstrap = parse_bootstrap(bootstrap)
         self._retry = retry or Retry()
@@ -115,7 +119,12 @@ class Cluster:
     def again(self) -> Cluster:
         """Another one like it, with connections of its own."""
         return Cluster(
-            self.bootstrap, client_id=self.pool.client_id, timeout_ms=self.timeout_ms, retry=self._retry, tls=self.tls
+            self.bootstrap,
+            client_id=self.pool.client_id,
+            timeout_ms=self.timeout_ms,
+            retry=self._retry,
+            tls=self.tls,
+            isolation=self.isolation,
         )
 
     @property

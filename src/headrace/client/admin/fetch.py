@@ -1,6 +1,9 @@
 """Reading logs as they lie: where partitions begin and end, and their record sets as slices of answers, no object per
 record.
 
+What is read and where a log ends goes by the isolation of the `Cluster`: with `committed` nothing from the last stable
+offset on, and batches of aborted transactions are `hidden`, which decoders pass over.
+
 A record set begins with the batch that holds the offset asked for, so it may begin below it, and its last batch may be
 cut; `whole_batches` and `BatchRange` look after both. Many partitions are read in one round, all leaders at once.
 
@@ -14,7 +17,7 @@ the topic's id is never read from another of the same name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Literal
 
@@ -37,7 +40,7 @@ from headrace.errors import ErrorCode, ErrorMapping, HeadraceError, InvalidReque
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, batches
 from headrace.records.consumer_records import ReceivedRecord, receive
-from headrace.records.isolation import Aborted, aborted_of, hidden_batches
+from headrace.records.isolation import Aborted, Isolation, aborted_of, hidden_batches, isolation_of
 from headrace.records.record import Record
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -75,24 +78,37 @@ class TimedOffset:
 
 
 def list_offsets(
-    cluster: Cluster, topic: str, times: Mapping[int, int], *, timeout_ms: int = 30_000
+    cluster: Cluster,
+    topic: str,
+    times: Mapping[int, int],
+    *,
+    timeout_ms: int = 30_000,
+    isolation: Isolation | None = None,
 ) -> dict[int, TimedOffset]:
-    """Partition to offset, for EARLIEST, LATEST, MAX_TIMESTAMP or the first record not before a time in ms."""
+    """Partition to offset, for EARLIEST, LATEST, MAX_TIMESTAMP or the first record not before a time in ms; in another
+    isolation than that of the cluster, if one is given."""
     moments = {(topic, partition): time_ms for partition, time_ms in times.items()}
-    return {n: found for (_, n), found in list_places(cluster, moments, timeout_ms=timeout_ms).items()}
+    places = list_places(cluster, moments, timeout_ms=timeout_ms, isolation=isolation)
+    return {n: found for (_, n), found in places.items()}
 
 
 def list_places(
-    cluster: Cluster, moments: Mapping[tuple[str, int], int], *, timeout_ms: int = 30_000
+    cluster: Cluster,
+    moments: Mapping[tuple[str, int], int],
+    *,
+    timeout_ms: int = 30_000,
+    isolation: Isolation | None = None,
 ) -> dict[tuple[str, int], TimedOffset]:
     """As `list_offsets`, of partitions of many topics at once: one request to each leader."""
+    chosen = cluster.isolation if isolation is None else isolation
 
     def ask() -> dict[tuple[str, int], TimedOffset]:
         by_leader: dict[BrokerConnection, dict[tuple[str, int], int]] = {}
         for (topic, partition), time_ms in moments.items():
             by_leader.setdefault(cluster.leader(topic, partition), {})[topic, partition] = time_ms
         asked = [
-            (leader, Request(apis.LIST_OFFSETS, offsets_request(led, timeout_ms))) for leader, led in by_leader.items()
+            (leader, Request(apis.LIST_OFFSETS, offsets_request(led, timeout_ms, chosen)))
+            for leader, led in by_leader.items()
         ]
         found: dict[tuple[str, int], TimedOffset] = {}
         for answer in cluster.call_all(asked):
@@ -135,6 +151,7 @@ class Fetched:
     high_watermark: int
     log_start_offset: int
     last_stable_offset: int = -1
+    """-1 where all records were asked for."""
     aborted: tuple[Aborted, ...] = ()
     """Transactions that were aborted; told where committed records alone were asked for."""
 
@@ -143,11 +160,23 @@ class Fetched:
         """Base offsets of the batches that a reader of committed records passes over."""
         return hidden_batches(self.records, self.aborted)
 
+    @property
+    def end_offset(self) -> int:
+        """How far the log can be read in the isolation that was asked for."""
+        return self.high_watermark if self.last_stable_offset < 0 else self.last_stable_offset
+
     def whole_batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Batches that hold records at or after the position, each whole; control batches are among them."""
         for header, batch in batches(self.records):
             if header.next_offset > self.position.offset:
                 yield header, batch
+
+    def shown_batches(self) -> Iterator[tuple[BatchHeader, memoryview | None]]:
+        """As `whole_batches`; None in the place of those whose records no reader is given: of control records, and of
+        aborted transactions."""
+        hidden = self.hidden
+        for header, batch in self.whole_batches():
+            yield header, None if header.is_control or header.base_offset in hidden else batch
 
 
 def fetch(cluster: Cluster, positions: Sequence[Position], limits: FetchLimits | None = None) -> list[Fetched]:
@@ -178,7 +207,10 @@ def read_answer(cluster: Cluster, positions: Sequence[Position], answer: Message
     fetched = []
     for topic in answer.responses:
         name = topic.topic or cluster.topic_name(topic.topic_id)
-        fetched += [_read(places[name, partition.partition_index], partition) for partition in topic.partitions]
+        fetched += [
+            _read(places[name, partition.partition_index], partition, cluster.isolation)
+            for partition in topic.partitions
+        ]
     return fetched
 
 
@@ -195,10 +227,10 @@ def request_for(cluster: Cluster, positions: Iterable[Position], limits: FetchLi
         )
         for position in positions
     )
-    return Request(apis.FETCH, fetch_request(wanted, limits))
+    return Request(apis.FETCH, fetch_request(wanted, replace(limits, isolation=cluster.isolation)))
 
 
-def _read(position: Position, answer: Message) -> Fetched:
+def _read(position: Position, answer: Message, isolation: Isolation) -> Fetched:
     if answer.error_code != ErrorCode.NONE:
         where = f"fetch of {position.topic}-{position.partition} at offset {position.offset}"
         raise fetch_refusal(answer.error_code, where)
@@ -208,7 +240,7 @@ def _read(position: Position, answer: Message) -> Fetched:
         records,
         answer.high_watermark,
         answer.log_start_offset,
-        answer.last_stable_offset,
+        answer.last_stable_offset if isolation is Isolation.COMMITTED else -1,
         aborted_of(answer),
     )
 
@@ -225,6 +257,7 @@ class BatchRange:
     next_offset: int
     high_watermark: int
     batches: tuple[tuple[BatchHeader, memoryview], ...]
+    """Without those of control records and of aborted transactions."""
 
 
 def read_batches(
@@ -241,14 +274,14 @@ def read_batches(
     while at < stop:
         (fetched,) = fetch(cluster, [Position(topic, partition, at)], limits)
         high_watermark = fetched.high_watermark
-        stop = min(stop, high_watermark)
+        stop = min(stop, fetched.end_offset)
         before = at
-        for header, batch in fetched.whole_batches():
+        for header, batch in fetched.shown_batches():
             if header.base_offset >= stop:
                 at = stop
                 break
             at = header.next_offset
-            if not header.is_control:
+            if batch is not None:
                 found.append((header, batch))
         if at == before:
             break
@@ -262,14 +295,17 @@ def read(
     offset: int,
     count: int,
     *,
+    isolation: str = "committed",
     timeout_ms: int = 30_000,
     tls: Tls = None,
 ) -> list[ReceivedRecord]:
     """The records with offsets from `offset` up to but not `offset + count`; fewer where the log ends before.
 
-    Offsets that compaction has removed count as read. An offset outside the log is an error that says so.
+    Offsets that compaction has removed count as read, and with isolation `committed` those of aborted transactions;
+    `uncommitted` gives these too, and those of open ones. An offset outside the log is an error that says so.
     """
-    with Cluster(bootstrap, timeout_ms=timeout_ms, retry=Retry(within_ms=timeout_ms), tls=tls) as cluster:
+    retry, chosen = Retry(within_ms=timeout_ms), isolation_of(isolation)
+    with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls, isolation=chosen) as cluster:
         found = read_batches(cluster, topic, partition, offset, count)
     records: list[ReceivedRecord] = []
     for _, batch in found.batches:
@@ -314,7 +350,7 @@ def check_topic(cluster: Cluster, span: Span) -> None:
         raise TopicReplaced(span, now)
 
 
-def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Iterator[memoryview]:
+def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Iterator[Fetched]:
     """Whole batches that together hold every record of the span that the log has; the ends may reach beyond it.
 
     Offsets that compaction has removed are passed over. OffsetOutOfRange if the log begins after the span does, or
@@ -333,7 +369,7 @@ def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Ite
                 if end < span.next_offset:
                     size = _size(span, end - span.first_offset, seen_bytes, most_bytes)
                     reader.ask(end, size)
-                yield fetched.records
+                yield fetched
                 at, empty_answers = end, 0
             elif cut_bytes:
                 size = larger(size, cut_bytes, f"{span} at offset {at}")
@@ -349,9 +385,9 @@ def record_sets(cluster: Cluster, span: Span, set_bytes: int = SET_BYTES) -> Ite
 def span_records(cluster: Cluster, span: Span) -> Iterator[tuple[list[Record], int]]:
     """The records of a span batch by batch, and how many offsets each step went over; no control records."""
     at = span.first_offset
-    for records in record_sets(cluster, span):
-        for header, batch in batches(records):
-            found = [] if header.is_control else kernel.records(batch)
+    for fetched in record_sets(cluster, span):
+        for header, batch in fetched.shown_batches():
+            found = [] if batch is None else kernel.records(batch)
             reached = min(header.next_offset, span.next_offset)
             yield [record for record in found if at <= record.offset < span.next_offset], reached - at
             at = reached
@@ -363,7 +399,7 @@ def _is_gap(cluster: Cluster, fetched: Fetched, span: Span, answers: int) -> boo
     Only an answer that itself reaches beyond the span can tell. One that does not may come from a leader that does not
     yet know how far the log is acknowledged.
     """
-    if fetched.high_watermark >= span.next_offset:
+    if fetched.end_offset >= span.next_offset:
         return answers >= EMPTY_ANSWERS_MAX
     if answers >= BEHIND_ANSWERS_MAX or (answers >= EMPTY_ANSWERS_MAX and _end(cluster, span) < span.next_offset):
         raise _beyond(cluster, span)
@@ -454,7 +490,10 @@ def _gone(cluster: Cluster, span: Span, at: int) -> OffsetOutOfRange:
 
 def _beyond(cluster: Cluster, span: Span) -> OffsetOutOfRange:
     asked = f"offsets {span.first_offset} to {span.next_offset - 1} were asked for"
-    return OffsetOutOfRange(f"{span}: {asked}; the log ends at {_end(cluster, span)}")
+    end, here = _end(cluster, span), {span.partition: LATEST}
+    if list_offsets(cluster, span.topic, here, isolation=Isolation.UNCOMMITTED)[span.partition].offset > end:
+        return OffsetOutOfRange(f"{span}: {asked}; from {end} on, transactions are open")
+    return OffsetOutOfRange(f"{span}: {asked}; the log ends at {end}")
 
 
 def _end(cluster: Cluster, span: Span) -> int:
