@@ -1,8 +1,9 @@
 """A batch of the broker's own until the high watermark has passed it, however often its sender was told to try again.
 
 What a coordinator has in memory follows the log: what was appended and is still there counts once the watermark has
-passed it, though its sender heard meanwhile that there are too few replicas, or that the time is over. Topics whose
-reliability acknowledges below a weaker mark are waited for all the same: it is the watermark that is never taken back.
+passed it, though its sender heard meanwhile that there are too few replicas, or that the time is over. It waits with
+the other appends of its partition, so all are heard in the order of the log; and for the watermark itself, also where
+the topic's reliability acknowledges records below a weaker mark, because only that is never taken back.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.errors import HeadraceError
-from headrace.partitions.partition import Partition
+from headrace.partitions.partition import COMMITTED, Partition
 from headrace.partitions.partitions import Partitions
 from headrace.storage.log import TopicPartition
 
 ALL_IN_SYNC: Final = -1
-LOOK_AGAIN_SECONDS: Final = 0.1
 
 
 class WatermarkWait:
@@ -42,17 +42,17 @@ class WatermarkWait:
 
     def begin(self) -> None:
         """After the write."""
-        if self._partition.high_watermark >= self._needed:
+        if self._partition.reached(self._needed, COMMITTED):
             self._pass()
         else:
             self._partition.wait(self._needed, ALL_IN_SYNC, self)
 
     def passed(self) -> None:
         """See `partitions.partition.ProduceWaiter`."""
-        if self._partition.high_watermark >= self._needed:
+        if self._partition.reached(self._needed, COMMITTED):
             self._pass()
         else:
-            self._partitions.deadlines.add(self._partitions.clock.now() + LOOK_AGAIN_SECONDS, self)
+            self._partition.wait(self._needed, COMMITTED, self)
 
     def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None:
         partition = self._partition
@@ -61,14 +61,6 @@ class WatermarkWait:
         else:
             self.answered = True
         self._failed(error)
-
-    def expire(self) -> None:
-        """See `partitions.deadlines.Waiter`: look again."""
-        closed = self._partition.closed
-        if closed is not None:
-            self.failed(self._partition.topic_partition, closed)
-        else:
-            self.passed()
 
     def _pass(self) -> None:
         self.answered = True

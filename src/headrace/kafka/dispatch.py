@@ -48,6 +48,8 @@ from headrace.kafka.api import (
     produce,
     replica_positions,
     sync_group,
+    txn_offset_commit,
+    write_txn_markers,
 )
 from headrace.kafka.connection import FrameHandler, Handler, frame_handler
 from headrace.wire import api
@@ -78,6 +80,8 @@ HANDLERS: Final[dict[int, Handler]] = {
     api.ADD_PARTITIONS_TO_TXN: add_partitions_to_txn.handle,
     api.ADD_OFFSETS_TO_TXN: add_offsets_to_txn.handle,
     api.END_TXN: end_txn.handle,
+    api.WRITE_TXN_MARKERS: write_txn_markers.handle,
+    api.TXN_OFFSET_COMMIT: txn_offset_commit.handle,
     api.DESCRIBE_CONFIGS: describe_configs.handle,
     api.ALTER_CONFIGS: alter_configs.handle,
     api.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs.handle,

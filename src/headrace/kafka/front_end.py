@@ -23,7 +23,9 @@ from headrace.errors import HeadraceError
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from
 from headrace.groups.offsets import OFFSETS
+from headrace.kafka import leader_lookup
 from headrace.kafka.fetch_sessions import FetchSessions
+from headrace.kafka.first_writes import FirstWrites
 from headrace.kafka.peers import PeerListener, Peers
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
@@ -34,7 +36,8 @@ from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
 from headrace.transactions.coordinator import TRANSACTIONS, TransactionCoordinator
 from headrace.transactions.limits import limits_from as transaction_limits_from
-from headrace.transactions.messages import MarkerRequest
+from headrace.transactions.marker_appends import Decision, MarkerAppends
+from headrace.transactions.markers import Markers
 
 LOAD_SECONDS: Final = 10.0
 
@@ -64,13 +67,15 @@ class FrontEnd:
         self._built.callback(self.key_indexes.close)
         self.peers = Peers(network, self._clock, participant.broker_id, lambda: participant.view.image, peer_listeners)
         self._built.callback(self.peers.close)
+        offsets_log = StateLog(participant.partitions, OFFSETS_TOPIC)
         self.groups = GroupCoordinator(
             self._clock,
-            StateLog(participant.partitions, OFFSETS_TOPIC).append,
+            offsets_log.append,
             self._offsets_partitions(),
             draw_id,
             limits_from(participant.effective_settings()),
             self._topic_id,
+            offsets_log.append_in_transaction,
         )
         self._built.callback(self.groups.close)
         participant.store.on_sync(metrics.syncs.add)
@@ -82,24 +87,7 @@ class FrontEnd:
             lambda: participant.view.image,
             lambda: accepted_losses(participant.effective_settings()[OFFSETS.loss_setting]),
         )
-        self.producer_ids = ProducerIds(participant.coordination, participant.view, participant.draw)
-        self.transactions = TransactionCoordinator(
-            self._clock,
-            StateLog(participant.partitions, TRANSACTIONS_TOPIC).append,
-            self._transactions_partitions(),
-            self._draw_producer_id,
-            self._send_markers,
-            transaction_limits_from(participant.effective_settings()),
-        )
-        self._built.callback(self.transactions.close)
-        self.transaction_partitions = StatePartitions(
-            TRANSACTIONS,
-            participant.partitions,
-            self.transactions,
-            participant.disk,
-            lambda: participant.view.image,
-            lambda: accepted_losses(participant.effective_settings()[TRANSACTIONS.loss_setting]),
-        )
+        self._build_transactions()
         self.group_partitions.follow()
         self.transaction_partitions.follow()
         participant.view.listen(self._follow_cluster)
@@ -109,6 +97,32 @@ class FrontEnd:
         metrics.collect(self.transactions.samples)
         self.server = KafkaServer(network, self.services, connections_max)
         self._built.callback(self.server.close)
+
+    def _build_transactions(self) -> None:
+        participant = self._participant
+        partitions = participant.partitions
+        self.producer_ids = ProducerIds(participant.coordination, participant.view, participant.draw)
+        self.marker_appends = MarkerAppends(partitions, self._not_led_code, self._decided)
+        self.markers = Markers(
+            self._clock, partitions, lambda: participant.view.image, self.marker_appends, self.peers.ask
+        )
+        self.transactions = TransactionCoordinator(
+            self._clock,
+            StateLog(partitions, TRANSACTIONS_TOPIC).append,
+            self._transactions_partitions(),
+            self._draw_producer_id,
+            self.markers.send,
+            transaction_limits_from(participant.effective_settings()),
+        )
+        self._built.callback(self.transactions.close)
+        self.transaction_partitions = StatePartitions(
+            TRANSACTIONS,
+            partitions,
+            self.transactions,
+            participant.disk,
+            lambda: participant.view.image,
+            lambda: accepted_losses(participant.effective_settings()[TRANSACTIONS.loss_setting]),
+        )
 
     def _services(
         self,
@@ -135,6 +149,10 @@ class FrontEnd:
             key_indexes=self.key_indexes,
             groups=self.groups,
             transactions=self.transactions,
+            marker_appends=self.marker_appends,
+            first_writes=FirstWrites(
+                self._clock, participant.partitions, lambda: participant.view.image, self.transactions, self.peers
+            ),
             producer_ids=self.producer_ids,
             fetch_sessions=FetchSessions(
                 participant.settings["max.incremental.fetch.session.cache.slots"], self._clock.now, participant.draw
@@ -157,6 +175,7 @@ class FrontEnd:
         """Every 100 ms."""
         self.key_indexes.tick()
         self.peers.tick()
+        self.markers.tick()
         self.group_partitions.follow()
         self.transaction_partitions.follow()
 
@@ -188,8 +207,17 @@ class FrontEnd:
         else:
             done(drawn)
 
-    def _send_markers(self, request: MarkerRequest, wanted: Callable[[], bool], done: Callable[[], None]) -> None:
-        pass
+    def _not_led_code(self, topic: str, index: int) -> int:
+        return leader_lookup.not_led_code(self._participant.view.image, topic, index)
+
+    def _decided(self, decision: Decision) -> None:
+        """Offsets that were committed in a transaction count from here on, or are dropped."""
+        partition = decision.partition
+        where = partition.topic_partition
+        if where.topic == OFFSETS_TOPIC:
+            self.groups.end_transaction(
+                where.partition, partition.epoch, decision.producer_id, committed=decision.committed
+            )
 
     def _topic_id(self, name: str) -> bytes | None:
         found = self._participant.view.image.topics.get(name)

@@ -15,6 +15,7 @@ from headrace.cluster.view import View
 from headrace.coordination.waits import Compute
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.kafka.fetch_sessions import FetchSessions
+from headrace.kafka.first_writes import FirstWrites
 from headrace.kafka.metadata_cache import MetadataCache
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
@@ -23,6 +24,7 @@ from headrace.ports.disk import Disk
 from headrace.settings.values import BrokerSettings
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.transactions.coordinator import TransactionCoordinator
+from headrace.transactions.marker_appends import MarkerAppends
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Services:
     key_indexes: KeyIndexes
     groups: GroupCoordinator
     transactions: TransactionCoordinator
+    marker_appends: MarkerAppends
+    first_writes: FirstWrites
     producer_ids: ProducerIds
     fetch_sessions: FetchSessions
     spawn: Callable[[Coroutine[Any, Any, None]], None]

@@ -35,8 +35,10 @@ from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from as group_limits_from
 from headrace.http.server import HttpServer
 from headrace.http.services import HttpServices
-from headrace.kafka import listeners
+from headrace.kafka import leader_lookup, listeners
 from headrace.kafka.fetch_sessions import FetchSessions
+from headrace.kafka.first_writes import FirstWrites
+from headrace.kafka.peers import Peers
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
 from headrace.metrics import Metrics
@@ -56,6 +58,7 @@ from headrace.system.disk import SystemDisk
 from headrace.system.network import SocketNetwork
 from headrace.transactions.coordinator import TransactionCoordinator
 from headrace.transactions.limits import limits_from as transaction_limits_from
+from headrace.transactions.marker_appends import MarkerAppends
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +147,8 @@ class Registry:
             transaction_limits_from(effective()),
         )
         self._built.callback(transactions.close)
+        peers = Peers(self._network, clock, NO_BROKER, lambda: self._view.image)
+        self._built.callback(peers.close)
         return Services(
             settings=self._settings,
             clock=clock,
@@ -162,6 +167,8 @@ class Registry:
             key_indexes=KeyIndexes(self._partitions.store, disk, clock, NO_FOLDER),
             groups=groups,
             transactions=transactions,
+            marker_appends=MarkerAppends(self._partitions, self._not_led_code, lambda _decision: None),
+            first_writes=FirstWrites(clock, self._partitions, lambda: self._view.image, transactions, peers),
             producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),
             fetch_sessions=FetchSessions(0, clock.now, secrets.token_bytes),  # there is nothing to fetch
             spawn=self._background.spawn,
@@ -169,6 +176,9 @@ class Registry:
             effective_settings=effective,
             compute=asyncio.to_thread,
         )
+
+    def _not_led_code(self, topic: str, index: int) -> int:
+        return leader_lookup.not_led_code(self._view.image, topic, index)
 
     def _listen(self, services: Services) -> None:
         settings, allowed = self._settings, descriptors.allowed()

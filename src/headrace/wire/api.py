@@ -50,6 +50,8 @@ OFFSET_FOR_LEADER_EPOCH: Final = 23
 ADD_PARTITIONS_TO_TXN: Final = 24
 ADD_OFFSETS_TO_TXN: Final = 25
 END_TXN: Final = 26
+WRITE_TXN_MARKERS: Final = 27
+TXN_OFFSET_COMMIT: Final = 28
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
 ALTER_REPLICA_LOG_DIRS: Final = 34
@@ -103,6 +105,8 @@ _ROWS: Final = (
     _row(ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", versions=(0, 5), flexible_from=3),
     _row(ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", versions=(0, 4), flexible_from=3),
     _row(END_TXN, "EndTxn", versions=(0, 5), flexible_from=3),
+    _row(WRITE_TXN_MARKERS, "WriteTxnMarkers", versions=(1, 2), flexible_from=1),
+    _row(TXN_OFFSET_COMMIT, "TxnOffsetCommit", versions=(0, 5), flexible_from=3),
     _row(DESCRIBE_CONFIGS, "DescribeConfigs", versions=(1, 4), flexible_from=4),
     _row(ALTER_CONFIGS, "AlterConfigs", versions=(0, 2), flexible_from=2),
     _row(ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", versions=(1, 2), flexible_from=2),

@@ -8,7 +8,8 @@ Where this table departs from kio:
 - a UUID is 16 raw bytes, and kio's None for the all-zero one is ZERO_UUID;
 - kio's None for "no timestamp" is -1, as on the wire;
 - a field without a declared default gets the one that the protocol guide gives its type: 0, "", empty,
-  all-zero UUID, and null for records.
+  all-zero UUID, and null for records;
+- some structs have fields of ours behind tags that are far from Kafka's, which others skip (OWN_TAGGED).
 """
 
 from __future__ import annotations
@@ -109,6 +110,15 @@ class Struct:
         return self.plain + self.tagged
 
 
+OWN_TAG: Final = 10_000
+"""The first tag of ours."""
+OWN_TAGGED: Final[dict[str, tuple[Field, ...]]] = {
+    # Which transaction of its transactional id a marker ends; -1: nobody has counted (records.control).
+    "WritableTxnMarker": (Field("number", "int64", None, False, False, OWN_TAG, -1, True),),
+}
+"""By the name of the struct, in flexible versions."""
+
+
 def api_name(api_key: int) -> str:
     """The name of an API as in `offset_fetch`, or `api 99` for one that kio does not know."""
     return api_key_map.get(api_key, f"api {api_key}")
@@ -171,6 +181,8 @@ def versions_with_all_fields(api_key: int) -> tuple[int, ...]:
 
 def _read_struct(entity: Any) -> Struct:
     fields = [_read_field(field) for field in dataclasses.fields(entity)]
+    if entity.__flexible__:
+        fields += OWN_TAGGED.get(entity.__name__, ())
     tagged = [field for field in fields if field.tag is not None]
     return Struct(
         name=entity.__name__,

@@ -19,12 +19,30 @@ RETENTION_UNTIL: Final = 4
 
 def handle(request: Request) -> None:
     body = request.body
+    offsets, refused, ids = wanted_offsets(request, by_id=request.version >= BY_ID_FROM)
+    request.services.groups.commit(
+        body.group_id,
+        CommitRequest(
+            offsets,
+            body.member_id,
+            body.generation_id_or_member_epoch,
+            body.group_instance_id,
+            body.retention_time_ms if request.version <= RETENTION_UNTIL else -1,
+        ),
+        lambda results: request.reply(response([*results, *refused], ids)),
+    )
+
+
+def wanted_offsets(
+    request: Request, *, by_id: bool = False
+) -> tuple[tuple[OffsetToCommit, ...], list[PartitionResult], dict[str, bytes]]:
+    """What is to be committed, what is refused because it is not there, and the ids by which topics were named."""
     image = request.services.view.image
     offsets: list[OffsetToCommit] = []
     refused: list[PartitionResult] = []
     ids: dict[str, bytes] = {}
-    for topic in body.topics:
-        if request.version >= BY_ID_FROM:
+    for topic in request.body.topics:
+        if by_id:
             known, unknown = image.topics_by_id.get(topic.topic_id), ErrorCode.UNKNOWN_TOPIC_ID
             name = known.name if known is not None else topic.topic_id.hex()
             ids[name] = topic.topic_id
@@ -38,20 +56,10 @@ def handle(request: Request) -> None:
             else:
                 epoch, metadata = part.committed_leader_epoch, part.committed_metadata or ""
                 offsets.append(OffsetToCommit(name, index, part.committed_offset, epoch, metadata, known.id))
-    request.services.groups.commit(
-        body.group_id,
-        CommitRequest(
-            tuple(offsets),
-            body.member_id,
-            body.generation_id_or_member_epoch,
-            body.group_instance_id,
-            body.retention_time_ms if request.version <= RETENTION_UNTIL else -1,
-        ),
-        lambda results: request.reply(_response([*results, *refused], ids)),
-    )
+    return tuple(offsets), refused, ids
 
 
-def _response(results: list[PartitionResult], ids: dict[str, bytes]) -> Message:
+def response(results: list[PartitionResult], ids: dict[str, bytes]) -> Message:
     topics: dict[str, list[Message]] = {}
     for result in results:
         row = Message(partition_index=result.partition_index, error_code=result.error_code)

@@ -1,27 +1,46 @@
-"""Produce, versions 3 to 13. 9: flexible; 10: where the leader is; 13: topics by id.
+"""Produce, versions 3 to 13. 9: flexible; 10: where the leader is; 11: TRANSACTION_ABORTABLE; 12: partitions are added
+to transactions by the broker; 13: topics by id.
 
 The records stay as they came: checked, stamped in place, staged, written at the end of the turn; unless their topic is
 stored in another codec, then they are recompressed first (`partitions.recompression`). acks=0 is never
 answered, and an error then closes the connection, as clients expect. acks=1 waits for the leader's own copy to be as
 durable as the topic asks, acks=-1 for the high watermark. Versions 0 to 2 carry a format that is not stored here.
 
-That a batch is missing before this one is told only by who leads for certain (`cluster.leadership`).
+That a batch is missing before this one is told only by who leads for certain (`cluster.leadership`). The first batch of
+a transaction in a partition waits until the transaction's coordinator has said that it is going on
+(`kafka.first_writes`), and so does what comes behind it.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
-from headrace.errors import ErrorCode, HeadraceError, InvalidRecord, NotLeader, OutOfOrderSequence, RequestTimedOut
+from headrace.errors import (
+    ErrorCode,
+    HeadraceError,
+    InvalidRecord,
+    NotLeader,
+    OutOfOrderSequence,
+    RequestTimedOut,
+    TransactionAbortable,
+    TransactionUnverified,
+)
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Connection, PendingResponse
+from headrace.kafka.first_writes import Support, Transaction, support_of
 from headrace.kafka.services import Services
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures
+from headrace.records.batch import read_header
 from headrace.storage.log import TopicPartition
 from headrace.wire import produce as wire
 
+ABORTABLE_FROM: Final = 11
+
 Row = wire.ResponsePartition
+Late = dict[tuple[int, int], tuple[Partition, list[Row], int]]
+"""Rows whose batches are not appended yet, by the identity of their list and their place in it."""
 Gap = tuple[Partition, list[Row], int]
 """A row that says out of order, by its place."""
 
@@ -34,11 +53,13 @@ class PendingProduce:
         "_connection",
         "_correlation_id",
         "_gaps",
+        "_held",
         "_recompressing",
         "_response",
         "_staged",
         "_timeout_ms",
         "_topics",
+        "_transactional_id",
         "_version",
         "_waiting",
         "answered",
@@ -52,6 +73,7 @@ class PendingProduce:
         correlation_id: int,
         acks: int,
         timeout_ms: int,
+        transactional_id: str | None = None,
     ) -> None:
         self.answered = False
         self._connection = connection
@@ -62,7 +84,10 @@ class PendingProduce:
         self._timeout_ms = timeout_ms
         self._topics: list[tuple[str | None, bytes | None, list[Row]]] = []
         self._staged: list[tuple[Partition, Appended, list[Row], int]] = []
-        self._recompressing: dict[int, tuple[Partition, list[Row], int]] = {}
+        self._transactional_id = transactional_id
+        self._recompressing: Late = {}
+        self._held: Late = {}
+        """Those that wait for the coordinator of their transaction."""
         self._gaps: list[Gap] = []
         """Those of which it is not known yet whether this broker leads."""
         self._waiting = 0
@@ -92,35 +117,108 @@ class PendingProduce:
                 rows.append((index, code, -1, -1, -1, None, ()))
                 continue
             try:
-                if records is None:
-                    raise InvalidRecord(f"{partition.topic_partition}: no record batch was sent")
-                if _recompressed(services, partition, records):
-                    self._recompress(partition, records, rows, index)
-                    continue
-                appended = partition.append(records, self._acks)
+                appended = self._append(partition, records, rows, index)
             except HeadraceError as refused:
                 if isinstance(refused, OutOfOrderSequence) and self._acks:
                     self._gaps.append((partition, rows, len(rows)))
                 rows.append(_refusal(index, partition.start_offset, refused))
                 continue
-            partitions.touch(partition)
-            self._staged.append((partition, appended, rows, len(rows)))
-            rows.append((index, 0, appended[0], appended[2], partition.start_offset, None, ()))
+            if appended is not None:
+                partitions.touch(partition)
+                self._staged.append((partition, appended, rows, len(rows)))
+                rows.append((index, 0, appended[0], appended[2], partition.start_offset, None, ()))
+
+    def _append(self, partition: Partition, records: memoryview | None, rows: list[Row], index: int) -> Appended | None:
+        """None: its row is there, and waits."""
+        if records is None:
+            raise InvalidRecord(f"{partition.topic_partition}: no record batch was sent")
+        in_transaction = self._transactional_id is not None
+        if in_transaction and self._must_wait(partition, records):
+            self._hold(partition, records, rows, index)
+            return None
+        if _recompressed(self._connection.services, partition, records):
+            self._recompress(partition, records, rows, index)
+            return None
+        try:
+            return partition.append(records, self._acks)
+        except TransactionUnverified:
+            if not in_transaction:
+                raise
+            self._hold(partition, records, rows, index)
+            return None
 
     def _recompress(self, partition: Partition, records: memoryview, rows: list[Row], index: int) -> None:
         """Its row waits until the batch has been appended in its codec, in its turn."""
-        connection, recompression = self._connection, self._connection.services.partitions.recompression
-        assert recompression is not None
-        number = len(self._recompressing)
-        recompression.submit(partition, records, self._acks, partial(self._appended, number))
-        self._recompressing[number] = (partition, rows, len(rows))
+        connection = self._connection
+        self._submit(partition, records, rows, len(rows))
         rows.append((index, 0, -1, -1, partition.start_offset, None, ()))
-        if recompression.is_full:
+        recompression = connection.services.partitions.recompression
+        if recompression is not None and recompression.is_full:
             connection.block()
             recompression.when_room(connection.unblock)
 
-    def _appended(self, number: int, outcome: Appended | HeadraceError) -> None:
-        partition, rows, at = self._recompressing.pop(number)
+    def _submit(self, partition: Partition, records: memoryview, rows: list[Row], at: int) -> None:
+        recompression = self._connection.services.partitions.recompression
+        assert recompression is not None
+        key = id(rows), at
+        recompression.submit(partition, records, self._acks, partial(self._recompressed, key))
+        self._recompressing[key] = partition, rows, at
+
+    def _recompressed(self, key: tuple[int, int], outcome: Appended | HeadraceError) -> None:
+        self._appended(*self._recompressing.pop(key), outcome)
+
+    # The first batch of a transaction.
+
+    def _must_wait(self, partition: Partition, records: memoryview) -> bool:
+        """Whether the batch comes behind one that waits, or may be the first and has to be recompressed: then it is
+        verified before. Of others the append says whether they are the first."""
+        services = self._connection.services
+        if not services.first_writes.waiting and not _recompressed(services, partition, records):
+            return False
+        header = read_header(records)
+        if not header.is_transactional:
+            return False
+        if (partition, header.producer_id) in services.first_writes.waiting:
+            return True
+        return not partition.has_open_transaction(header.producer_id, header.producer_epoch)
+
+    def _hold(self, partition: Partition, records: memoryview, rows: list[Row], index: int) -> None:
+        """Its row waits until the batch may be appended."""
+        connection, header = self._connection, read_header(records)
+        first_writes = connection.services.first_writes
+        assert self._transactional_id is not None
+        support = support_of(self._version, ABORTABLE_FROM)
+        transaction = Transaction(self._transactional_id, header.producer_id, header.producer_epoch, support)
+        key = id(rows), len(rows)
+        batch = bytearray(records)
+        first_writes.hold(partition, transaction, len(batch), partial(self._verified, key, batch))
+        self._held[key] = partition, rows, len(rows)
+        rows.append((index, 0, -1, -1, partition.start_offset, None, ()))
+        if first_writes.is_full:
+            connection.block()
+            first_writes.when_room(connection.unblock)
+
+    def _verified(self, key: tuple[int, int], batch: bytearray, error: HeadraceError | None) -> None:
+        partition, rows, at = self._held.pop(key)
+        services = self._connection.services
+        outcome: Appended | HeadraceError
+        try:
+            if error is not None:
+                raise error
+            if _recompressed(services, partition, memoryview(batch)):
+                self._submit(partition, memoryview(batch), rows, at)
+                return
+            outcome = partition.append(memoryview(batch), self._acks)
+            services.partitions.touch(partition)
+        except TransactionUnverified as ended:  # meanwhile, by its marker
+            known = support_of(self._version, ABORTABLE_FROM) > Support.VERIFIED
+            outcome = TransactionAbortable(str(ended)) if known else ended
+        except HeadraceError as refused:
+            outcome = refused
+        self._appended(partition, rows, at, outcome)
+
+    def _appended(self, partition: Partition, rows: list[Row], at: int, outcome: Appended | HeadraceError) -> None:
+        """What became of a batch that could not be appended at once: staged in the turn that ends next, or refused."""
         if self.answered:
             return
         if isinstance(outcome, HeadraceError):
@@ -163,7 +261,7 @@ class PendingProduce:
         """What was staged is in the log, or has failed."""
         acks = self._acks
         # Held until all rows are looked at: one may be answered while the next is.
-        self._waiting = 1 + len(self._recompressing) + len(self._gaps)
+        self._waiting = 1 + len(self._recompressing) + len(self._held) + len(self._gaps)
         for gap in tuple(self._gaps):
             self._confirm(gap)
         for partition, appended, rows, at in self._staged:
@@ -213,6 +311,10 @@ class PendingProduce:
         for partition, rows, at in self._recompressing.values():
             where = partition.topic_partition
             rows[at] = _refused(rows[at], RequestTimedOut(f"{where}: not recompressed in {self._timeout_ms} ms"))
+        for partition, rows, at in self._held.values():
+            where = partition.topic_partition
+            error = RequestTimedOut(f"{where}: its transaction's coordinator did not answer in {self._timeout_ms} ms")
+            rows[at] = _refused(rows[at], error)
         for partition, rows, at in self._gaps:
             where = partition.topic_partition
             rows[at] = _refused(rows[at], RequestTimedOut(f"{where}: who leads is not known in {self._timeout_ms} ms"))
@@ -284,7 +386,8 @@ def handle(
     transactional_id, acks, timeout_ms, topics = wire.decode(version, data, body, end)
     services = connection.services
     # One batch for one partition is what most producers send, so it has a path without an object per request.
-    if len(topics) == 1 and len(topics[0][2]) == 1 and transactional_id is None and (acks in (1, -1)):
+    alone = transactional_id is None or not services.first_writes.waiting
+    if len(topics) == 1 and len(topics[0][2]) == 1 and alone and (acks in (1, -1)):
         partition = _find_lone(services, topics[0])
         records = topics[0][2][0][1]
         if partition is not None and records is not None and not _recompressed(services, partition, records):
@@ -300,11 +403,9 @@ def handle(
                     partitions.at_turn_end(partial(_finish_lone, connection))
                 lone.append((response, version, correlation_id, acks, timeout_ms, topics[0], partition, appended))
                 return
-    pending = PendingProduce(connection, response, version, correlation_id, acks, timeout_ms)
+    pending = PendingProduce(connection, response, version, correlation_id, acks, timeout_ms, transactional_id)
     if acks not in (1, -1, 0):
         pending.refuse_all(topics, ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not 0, 1 or -1")
-    elif transactional_id is not None:
-        pending.refuse_all(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served yet")
     else:
         for name, topic_id, parts in topics:
             pending.add_topic(name, topic_id, parts)
