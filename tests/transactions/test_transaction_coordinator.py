@@ -4,7 +4,7 @@ import pytest
 
 from headrace.coordinators.state_log import partition_of
 from headrace.errors import CorruptBatch, ErrorCode
-from headrace.transactions.coordinator import HELD_MAX, HELD_SECONDS, ID_BYTES_MAX, PAUSE_SECONDS
+from headrace.transactions.coordinator import HELD_MAX, HELD_SECONDS, ID_BYTES_MAX, OPENED_PER_TURN, PAUSE_SECONDS
 from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import AddRequest, EndReply, InitReply, MarkerRequest
 from headrace.transactions.records import encode_key
@@ -189,6 +189,23 @@ def test_partitions_that_come_together_are_added_by_one_record(scene: Scene) -> 
     assert len(scene.coordinator.describe(ID).partitions) == 500
 
 
+def test_who_is_refused_may_ask_again_before_the_others_are_answered(scene: Scene) -> None:
+    """A leader that is told to try again may do so in the same breath."""
+    producer = scene.init().reply
+    scene.held = True
+    again: Waiter[int] = Waiter()
+    stale = AddRequest(producer.producer_id, producer.epoch + 1, PLACES, 2)
+    fresh = AddRequest(producer.producer_id, producer.epoch, frozenset({("again", 0)}), 2)
+    first = scene.add(producer, frozenset({("first", 0)}))
+    scene.coordinator.add(ID, stale, lambda _code: scene.coordinator.add(ID, fresh, again))
+    second = scene.add(producer, frozenset({("second", 0)}))
+    while scene.on_the_way:
+        scene.acknowledge()
+    assert [first.reply, second.reply, again.reply] == [OK] * 3
+    places = {place for place, _ in scene.coordinator.describe(ID).partitions}
+    assert places == {"first", "second", "again"}
+
+
 def test_a_producer_that_takes_over_aborts_what_is_open_and_gets_its_epoch_when_that_has_ended(scene: Scene) -> None:
     old = scene.begun()
     scene.markers_held = True
@@ -239,6 +256,25 @@ def test_the_next_coordinator_has_every_id_as_the_log_has_it() -> None:
     assert {one.transactional_id: one for one in after.list_transactions().transactions} == before
     assert {name: after.describe(name) for name in before} == described
     assert +after.states() == +states
+
+
+@proves("T2")
+def test_ten_thousand_open_transactions_go_on_after_a_failover_a_slice_in_a_turn() -> None:
+    scene = Scene(TransactionLimits(), markers_held=True)
+    for number in range(10_000):
+        producer = scene.begun(f"id-{number}")
+        if number % 10 == 0:
+            scene.end(producer, f"id-{number}")
+    scene.markers.clear()
+    scene.take_over()
+    assert 0 < len(scene.markers) <= OPENED_PER_TURN
+    scene.advance(0.001)
+    assert len(scene.markers) == 1000
+    assert +scene.coordinator.states() == {"Ongoing": 9000, "PrepareCommit": 1000}
+    scene.write_markers()
+    scene.advance(TIMEOUT_MS / 1000 + 0.1)
+    scene.write_markers()
+    assert +scene.coordinator.states() == {"CompleteCommit": 1000, "CompleteAbort": 9000}
 
 
 def test_everyone_who_waits_hears_that_another_broker_coordinates(scene: Scene) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Final
 
@@ -48,7 +49,7 @@ from headrace.transactions.messages import (
 )
 from headrace.transactions.records import STATES, encode, encode_key
 from headrace.transactions.shard import AddDone, Entry, Shard, ShardLoad
-from headrace.transactions.transaction import OPEN, PREPARED, Decision, Lack, State, Transaction
+from headrace.transactions.transaction import IDLE, OPEN, PREPARED, Decision, Lack, State, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ PAUSE_SECONDS: Final = 0.5
 """Before what could not be appended of our own accord is tried again."""
 IDS_PER_TURN: Final = 2000
 """Transactional ids that one turn of the loop looks through for what has expired."""
+OPENED_PER_TURN: Final = 500
+"""Transactions with which one turn of the loop goes on after a load."""
 ID_BYTES_MAX: Final = 4096
 PARTITIONS_MAX: Final = 50_000
 """Of one transaction: they have to fit into one record."""
@@ -72,6 +75,7 @@ TRANSACTIONS: Final = StateTopic(
     "transactions may then end otherwise than they were decided, and transactional ids may be handed out anew",
 )
 
+IDLE_NAMES: Final = frozenset(state.value for state in IDLE)
 FAULTS: Final = {**APPEND_FAULTS, ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.POLICY_VIOLATION}
 
 
@@ -129,12 +133,19 @@ class TransactionCoordinator:
             self.resign(partition)
 
     def _open(self, shard: Shard) -> None:
-        for entry in shard.open():
-            kept = entry.kept
-            assert kept is not None
-            passed_ms = max(0, self._wall.earliest_ms() - kept.start_ms)
-            self._set_deadline(entry, kept, max(0, kept.timeout_ms - passed_ms))
-            self._go_on(entry)
+        self._go_on_some(shard, shard.open())
+
+    def _go_on_some(self, shard: Shard, names: list[str]) -> None:
+        """A slice of what is open in this turn, the rest in later ones: the loop is not held up."""
+        for name in names[-OPENED_PER_TURN:]:
+            entry = None if shard.gone else shard.entry(name)
+            if entry is not None and entry.kept is not None and entry.deadline == NEVER:
+                passed_ms = max(0, self._wall.earliest_ms() - entry.kept.start_ms)
+                self._set_deadline(entry, entry.kept, max(0, entry.kept.timeout_ms - passed_ms))
+                self._go_on(entry)
+        del names[-OPENED_PER_TURN:]
+        if names and not shard.gone:
+            self._clock.call_soon(partial(self._go_on_some, shard, names))
 
     # Requests
 
@@ -267,35 +278,38 @@ class TransactionCoordinator:
 
     def _add_waiting(self, entry: Entry) -> None:
         """All partitions that wait to be added go into one record."""
+        adding, entry.adding = entry.adding, []
         kept, now_ms = entry.kept, self._wall.latest_ms()
         waiting: list[AddDone] = []
-        left: list[tuple[float, AddRequest, AddDone]] = []
-        is_full = self._open_count() >= self.limits.open_max
-        for until, request, reply in entry.adding:
+        answers: list[tuple[AddDone, int]] = []
+        for until, request, reply in adding:
             decision = table.add(kept, request, now_ms)
             assert not isinstance(decision, Lack), "a partition needs no id"
             if decision == ErrorCode.CONCURRENT_TRANSACTIONS and until > self._clock.now():
-                left.append((until, request, reply))
-            elif isinstance(decision, int):
-                reply(decision)
-            elif decision is entry.kept:
-                reply(ErrorCode.NONE)
-            elif len(decision.partitions) > PARTITIONS_MAX:
-                reply(ErrorCode.POLICY_VIOLATION)
-            elif is_full and entry.kept is not None and entry.kept.state is not State.ONGOING:
-                reply(ErrorCode.CONCURRENT_TRANSACTIONS)
+                entry.adding.append((until, request, reply))
+            elif isinstance(decision, int) or decision is entry.kept:
+                answers.append((reply, decision if isinstance(decision, int) else ErrorCode.NONE))
+            elif (fault := self._room_fault(entry, decision)) != ErrorCode.NONE:
+                answers.append((reply, fault))
             else:
                 kept = decision
                 waiting.append(reply)
-        entry.adding = left
-        if kept is None or kept is entry.kept:
-            return
 
         def stored(code: int) -> None:
             for reply in waiting:
                 reply(code)
 
-        self._store(entry, kept, stored)
+        if kept is not None and kept is not entry.kept:
+            self._store(entry, kept, stored)
+        for reply, code in answers:  # who hears may ask again at once
+            reply(code)
+
+    def _room_fault(self, entry: Entry, wanted: Transaction) -> int:
+        if len(wanted.partitions) > PARTITIONS_MAX:
+            return ErrorCode.POLICY_VIOLATION
+        begins = entry.kept is None or entry.kept.state is not State.ONGOING
+        is_full = begins and self._open_count() >= self.limits.open_max
+        return ErrorCode.CONCURRENT_TRANSACTIONS if is_full else ErrorCode.NONE
 
     def _store(self, entry: Entry, kept: Transaction, then: Callable[[int], None]) -> None:
         """Make it durable; `then` hears the code, with the entry as the log has it."""
@@ -499,7 +513,7 @@ class TransactionCoordinator:
 
     def list_transactions(
         self,
-        states: Collection[str] = (),
+        states: AbstractSet[str] = frozenset(),
         producer_ids: Collection[int] = (),
         longer_than_ms: int = -1,
         matches: Callable[[str], bool] | None = None,
@@ -510,7 +524,8 @@ class TransactionCoordinator:
             return ListReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         now_ms = self._wall.latest_ms()
         found = []
-        for name, producer_id, state, start_ms in self._all(only_open=longer_than_ms >= 0):
+        only_open = longer_than_ms >= 0 or (bool(states) and not states & IDLE_NAMES)
+        for name, producer_id, state, start_ms in self._all(only_open=only_open):
             if longer_than_ms >= 0 and now_ms - start_ms <= longer_than_ms:
                 continue
             is_wanted = (not states or state.value in states) and (not producer_ids or producer_id in producer_ids)

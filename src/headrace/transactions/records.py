@@ -58,6 +58,7 @@ STATES: Final = (
     State.COMPLETE_ABORT,
 )
 """By Kafka's numbers. Those that follow there, Dead and PrepareEpochFence, are never written."""
+_IDLE_NUMBERS: Final = frozenset(number for number, state in enumerate(STATES) if state in IDLE)
 _NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 
 _HEAD: Final = struct.Struct(">hqhib")
@@ -66,6 +67,10 @@ _INT64: Final = struct.Struct(">q")
 _INT16: Final = struct.Struct(">h")
 IDLE_HEAD: Final = struct.Struct(">hqhibBqq")
 """Version, producer id, epoch, timeout, state, no partitions, time of the last change, of the beginning."""
+
+
+_STATE_AT: Final = 16
+_VERSION_BYTES: Final = _INT16.pack(_VERSION)
 
 
 class IdleHead(NamedTuple):
@@ -98,36 +103,40 @@ def idle_head(value: bytes) -> IdleHead | None:
     return head if is_idle and STATES[head.state] in IDLE else None
 
 
+def state_number(value: bytes) -> int:
+    """Of a value that `encode` has made."""
+    return value[_STATE_AT]
+
+
 def is_whole(value: bytes) -> bool:
     """Whether no transaction is open by this value, and `decode` will take it: a look at every field, without making
-    anything of them."""
-    if idle_head(value) is None:
-        return False
-    end = len(value)
+    anything of them. Tags and lengths of more than two bytes are none of ours."""
     at = IDLE_HEAD.size
+    if (
+        len(value) <= at
+        or value[:2] != _VERSION_BYTES
+        or value[_STATE_AT] not in _IDLE_NUMBERS
+        or value[_STATE_AT + 1] > 1
+    ):
+        return False
     left = value[at]
     at += 1
     try:
         for _ in range(left):
-            tag, at = _uvarint(value, at)
-            size, at = _uvarint(value, at)
+            tag, size = value[at], value[at + 1]
+            at += 2
+            if tag >= 0x80:
+                tag, size = tag & 0x7F | size << 7, value[at]
+                at += 1
+            if size >= 0x80:
+                size = size & 0x7F | value[at] << 7
+                at += 1
             if size < _SIZES.get(tag, 0):
                 return False
             at += size
     except IndexError:
         return False
-    return at <= end and left < 0x80
-
-
-def _uvarint(value: bytes, at: int) -> tuple[int, int]:
-    number = value[at]
-    if number < 0x80:
-        return number, at + 1
-    low = number & 0x7F
-    number = value[at + 1]
-    if number >= 0x80:
-        raise IndexError("a tag or length of ours has two bytes")
-    return low | number << 7, at + 2
+    return at <= len(value) and left < 0x80
 
 
 def encode(kept: Transaction) -> bytes:

@@ -13,7 +13,16 @@ from headrace.coordinators.alarms import NEVER
 from headrace.coordinators.record_fields import Record
 from headrace.coordinators.state_log import ProducerEpoch
 from headrace.transactions.messages import AddRequest
-from headrace.transactions.records import STATES, IdleHead, decode, decode_key, encode, idle_head, is_whole
+from headrace.transactions.records import (
+    STATES,
+    IdleHead,
+    decode,
+    decode_key,
+    encode,
+    idle_head,
+    is_whole,
+    state_number,
+)
 from headrace.transactions.transaction import OPEN, State, Transaction
 
 AddDone = Callable[[int], None]
@@ -64,6 +73,7 @@ class Shard:
         self.states: Counter[State] = Counter()
         """How many are in each state."""
         self._open: set[str] = set()
+        self._counts = [0] * len(STATES)
 
     def __len__(self) -> int:
         return len(self.idle) + len(self.live)
@@ -75,27 +85,32 @@ class Shard:
             transactional_id = decode_key(key)
             if transactional_id is None:
                 continue
-            if value is None:
-                self.idle.pop(transactional_id, None)
+            if value is not None and not is_whole(value):
+                kept = decode(value)
+                value = encode(kept)
+                (self._open.add if kept.state in OPEN else self._open.discard)(transactional_id)
+            elif self._open:
                 self._open.discard(transactional_id)
-                continue
-            if is_whole(value):
-                self._open.discard(transactional_id)
-                self.idle[transactional_id] = value
-                continue
-            kept = decode(value)
-            self.idle[transactional_id] = encode(kept)
-            (self._open.add if kept.state in OPEN else self._open.discard)(transactional_id)
+            self._put(transactional_id, value)
 
-    def open(self) -> list[Entry]:
+    def _put(self, transactional_id: str, value: bytes | None) -> None:
+        before = self.idle.get(transactional_id)
+        if before is not None:
+            self._counts[state_number(before)] -= 1
+        if value is None:
+            self.idle.pop(transactional_id, None)
+        else:
+            self.idle[transactional_id] = value
+            self._counts[state_number(value)] += 1
+
+    def open(self) -> list[str]:
         """The end of the log is reached: answers the ids that have an open transaction, or one that has not ended in
         every partition."""
-        found = [self.entry(name) for name in self._open]
+        found = list(self._open)
         self._open.clear()
-        self.states.update(STATES[head.state] for _, head in self.idle_heads())
-        self.states.update(entry.kept.state for entry in found if entry is not None and entry.kept is not None)
+        self.states.update(dict(zip(STATES, self._counts, strict=True)))
         self.loading = False
-        return [entry for entry in found if entry is not None]
+        return found
 
     def entry(self, transactional_id: str) -> Entry | None:
         """The one that is asked for, with what is kept of it; None if nothing is."""
