@@ -45,6 +45,18 @@ const recordOut = (topic, partition, message) => ({
   key: text(message.key), value: text(message.value), headers: headersOut(message.headers),
 })
 
+// Kafka may still be about the transaction before when the next one begins; kafkajs leaves that to whoever calls.
+const onceFree = async call => {
+  for (;;) {
+    try {
+      return await call()
+    } catch (error) {
+      if (error.type !== 'CONCURRENT_TRANSACTIONS') throw error
+      await new Promise(resolve => setTimeout(resolve, 20))
+    }
+  }
+}
+const producers = []
 const actions = {
   async produce({ bootstrap, topic, records, codec, acks, idempotent, batch, options }) {
     const settings = idempotent ? { idempotent: true, maxInFlightRequests: 1 } : {}
@@ -108,6 +120,93 @@ const actions = {
     } finally {
       await admin.disconnect()
     }
+  },
+  // Producers with a transactional id live on, by number; each has one transaction at a time.
+  async transactional({ bootstrap, transactionalId, timeoutMs }) {
+    const producer = kafkaAt(bootstrap, { retry: { retries: 20, maxRetryTime: 500 } }).producer({
+      transactionalId, transactionTimeout: timeoutMs, idempotent: true, maxInFlightRequests: 1,
+    })
+    await producer.connect()
+    return producers.push({ producer, transaction: null }) - 1
+  },
+  async transaction({ producer: number, step, topic, partition, value, group, offsets }) {
+    const held = producers[number]
+    if (step === 'begin') held.transaction = await onceFree(() => held.producer.transaction())
+    else if (step === 'send') {
+      await onceFree(() => held.transaction.send({ topic, messages: [{ value: bytes(value), partition }] }))
+    } else if (step === 'sendOffsets') {
+      const partitions = offsets.map(([partition, offset]) => ({ partition, offset: String(offset) }))
+      await onceFree(() => held.transaction.sendOffsets({ consumerGroupId: group, topics: [{ topic, partitions }] }))
+    } else if (step === 'commit') await held.transaction.commit()
+    else if (step === 'abort') await held.transaction.abort()
+    else await held.producer.disconnect()
+  },
+  // The values of each partition before the last one.
+  async readUntil({ bootstrap, topic, partitions, last, uncommitted }) {
+    const groupId = `reading-${process.pid}-${Math.random()}`
+    const consumer = kafkaAt(bootstrap).consumer({ groupId, maxWaitTimeInMs: 100, readUncommitted: uncommitted })
+    const read = Object.fromEntries([...Array(partitions).keys()].map(partition => [partition, []]))
+    const ended = new Set()
+    await consumer.connect()
+    try {
+      await consumer.subscribe({ topics: [topic], fromBeginning: true })
+      await new Promise((resolve, reject) => {
+        consumer.on(consumer.events.CRASH, event => reject(event.payload.error))
+        consumer.run({
+          autoCommit: false,
+          eachMessage: async ({ partition, message }) => {
+            if (text(message.value) === last) ended.add(partition)
+            else read[partition].push(text(message.value))
+            if (ended.size === partitions) resolve()
+          },
+        }).catch(reject)
+      })
+    } finally {
+      await consumer.disconnect()
+    }
+    return read
+  },
+  // Copies in capitals, each batch with its offsets in one transaction; every second one is aborted and done again.
+  async transform({ bootstrap, source, target, group, total }) {
+    const kafka = kafkaAt(bootstrap, { retry: { retries: 20, maxRetryTime: 500 } })
+    const consumer = kafka.consumer({ groupId: group, maxWaitTimeInMs: 100, maxBytesPerPartition: 1024 })
+    const producer = kafka.producer({ transactionalId: `${group}-transform`, idempotent: true, maxInFlightRequests: 1 })
+    let done = 0
+    let transactions = 0
+    await Promise.all([consumer.connect(), producer.connect()])
+    try {
+      await consumer.subscribe({ topics: [source], fromBeginning: true })
+      await new Promise((resolve, reject) => {
+        consumer.on(consumer.events.CRASH, event => reject(event.payload.error))
+        consumer.run({
+          autoCommit: false, eachBatchAutoResolve: false,
+          eachBatch: async ({ batch, resolveOffset }) => {
+            const { partition, messages } = batch
+            if (!messages.length) return
+            transactions += 1
+            const transaction = await onceFree(() => producer.transaction())
+            const changed = messages.map(m => ({ partition, value: String(m.value).toUpperCase() }))
+            await onceFree(() => transaction.send({ topic: target, messages: changed }))
+            const offset = String(Number(messages[messages.length - 1].offset) + 1)
+            const topics = [{ topic: source, partitions: [{ partition, offset }] }]
+            await onceFree(() => transaction.sendOffsets({ consumerGroupId: group, topics }))
+            if (transactions % 2) {
+              await transaction.abort()
+              consumer.seek({ topic: source, partition, offset: messages[0].offset })
+            } else {
+              await transaction.commit()
+              resolveOffset(messages[messages.length - 1].offset)
+              done += messages.length
+            }
+            if (done >= total) resolve()
+          },
+        }).catch(reject)
+      })
+    } finally {
+      await consumer.disconnect()
+      await producer.disconnect()
+    }
+    return transactions
   },
   // Join a group and stay: assignments and records come as events until `leave`.
   async join({ bootstrap, group, topic, sessionMs }) {
