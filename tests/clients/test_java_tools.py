@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from brokers import Broker
+from clients.with_java import KAFKA, maven_jars
 from proving import proves
 
-ROOT = Path(__file__).resolve().parents[2]
-KAFKA = "4.3.1"
-JARS = ROOT / ".work" / "kafka-tools"
-POM = f"""<project><modelVersion>4.0.0</modelVersion>
-<groupId>headrace</groupId><artifactId>tools</artifactId><version>1</version><dependencies>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{KAFKA}</version></dependency>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{KAFKA}</version></dependency>
-</dependencies></project>"""
 TOOLS = "org.apache.kafka.tools."
 
 Run = Callable[..., str]
@@ -27,23 +19,7 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def jars() -> Path:
-    if shutil.which("mvn") is None or shutil.which("java") is None:
-        pytest.skip("no mvn or no java: Apache Kafka's tools cannot be had")
-    if not any(JARS.glob("kafka-tools-*.jar")):
-        JARS.mkdir(parents=True, exist_ok=True)
-        (JARS / "pom.xml").write_text(POM)
-        command = [
-            "mvn",
-            "-q",
-            "-f",
-            str(JARS / "pom.xml"),
-            "dependency:copy-dependencies",
-            f"-DoutputDirectory={JARS}",
-        ]
-        brought = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        if brought.returncode:
-            pytest.skip(f"Maven did not bring Apache Kafka's tools: {brought.stdout[-200:]}")
-    return JARS
+    return maven_jars("kafka-tools", "kafka-tools", "kafka_2.13")
 
 
 @pytest.fixture
