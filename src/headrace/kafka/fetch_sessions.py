@@ -155,7 +155,9 @@ class FetchSession:
         reader = request.isolation_level, request.rack_id
         if reader != self._reader:
             if self._reader is not None:
-                self._ready.update(dict.fromkeys(self._all()))
+                for partition in self._all():  # which wait as the last reader would
+                    partition.wait_at(None)
+                    self._ready[partition] = None
             self._reader = reader
 
     def _forget(self, forgotten: Sequence[ForgottenTopic]) -> None:

@@ -692,6 +692,7 @@ class Partition:
         """Tell it if there is more that is decided; answers what it has seen now."""
         stable, size_before = self._stable_or_none(), seen[1]
         if stable is not None and stable == seen[0]:
+            waiter.grew(0)
             return seen
         waiter.grew(max(1, size - size_before))
         return stable, size
