@@ -110,7 +110,9 @@ class Scene:
         self.clock.advance(seconds)
 
     def group(self, group_id: str = GROUP) -> Group:
-        return next(s.groups[group_id] for s in self.coordinator._shards.values() if group_id in s.groups)
+        group = next(s.groups[group_id] for s in self.coordinator._shards.values() if group_id in s.groups)
+        assert isinstance(group, Group)
+        return group
 
     def state(self, group_id: str = GROUP) -> str:
         return self.coordinator.describe(group_id).group_state

@@ -14,7 +14,7 @@ import pytest
 
 from groups.scene import GROUP, LIMITS, Scene, Waiter
 from headrace.errors import ErrorCode
-from headrace.groups.group import State
+from headrace.groups.group import Group, State
 from headrace.groups.limits import GroupLimits
 from headrace.groups.messages import JoinReply, Leaver, SyncReply
 from proving import proves
@@ -134,6 +134,7 @@ class Crowd:
         group = shard.groups.get(GROUP)
         if group is None:
             return
+        assert isinstance(group, Group)
         roster = group.roster
         assert group.next_deadline >= self.scene.clock.now()
         assert len(roster) + len(roster.pending) <= CLIENTS - 2

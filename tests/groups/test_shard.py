@@ -6,6 +6,8 @@ from collections import Counter
 
 from groups.scene import LIMITS, TOPIC_ID
 from headrace.coordinators.record_fields import Record
+from headrace.groups.consumer_group import ConsumerGroup
+from headrace.groups.consumer_records import GroupPieces
 from headrace.groups.group import Moment
 from headrace.groups.records import OffsetAndMetadata, OffsetKey, encode_offset, encode_offset_key
 from headrace.groups.shard import Shard, ShardLoad
@@ -15,8 +17,12 @@ COMMITTED: Record = (encode_offset_key(KEY), encode_offset(OffsetAndMetadata(5, 
 DROPPED: Record = (encode_offset_key(KEY), None)
 
 
+def no_consumer_group(group_id: str, _pieces: GroupPieces) -> ConsumerGroup:
+    raise AssertionError(f"{group_id} is a classic group")
+
+
 def opened(shard: Shard) -> None:
-    shard.open(LIMITS.group, lambda: "id", Moment(0.0, 0))
+    shard.open(LIMITS.group, lambda: "id", Moment(0.0, 0), no_consumer_group)
 
 
 def test_an_offset_is_dropped_as_often_as_the_log_says_so() -> None:

@@ -237,6 +237,51 @@ def decode_pattern(value: bytes) -> tuple[str, ...]:
     return tuple(_read_array(reader, lambda: reader.compact_string()))
 
 
+# Groups.
+
+
+@dataclass(slots=True)
+class GroupPieces:
+    """What the records of a group say, as they are replayed."""
+
+    epoch: GroupEpoch | None = None
+    target_epoch: int = 0
+    members: dict[str, MemberSubscription] = field(default_factory=dict)
+    targets: dict[str, Assignment] = field(default_factory=dict)
+    current: dict[str, CurrentAssignment] = field(default_factory=dict)
+    patterns: set[str] = field(default_factory=set)
+    has_partitions: bool = False
+
+    def take(self, key: ConsumerGroupKey, value: bytes | None) -> None:
+        """The next record. CorruptBatch if it cannot be read."""
+        kind, name = key.kind, key.name
+        if kind is RecordKind.GROUP:
+            self.epoch = None if value is None else decode_group_epoch(value)
+        elif kind is RecordKind.TARGET_EPOCH:
+            self.target_epoch = 0 if value is None else decode_target_epoch(value)
+        elif kind is RecordKind.PARTITIONS:
+            self.has_partitions = value is not None
+        elif kind is RecordKind.PATTERN:
+            (self.patterns.discard if value is None else self.patterns.add)(name)
+        elif kind is RecordKind.MEMBER:
+            _put(self.members, name, None if value is None else decode_subscription(value))
+        elif kind is RecordKind.TARGET:
+            _put(self.targets, name, None if value is None else decode_target(value))
+        else:
+            _put(self.current, name, None if value is None else decode_current(value))
+
+    @property
+    def is_over(self) -> bool:
+        return self.epoch is None and not self.members
+
+
+def _put(table: dict[str, T], name: str, value: T | None) -> None:
+    if value is None:
+        table.pop(name, None)
+    else:
+        table[name] = value
+
+
 # Parts of values.
 
 

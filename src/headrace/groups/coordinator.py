@@ -29,10 +29,14 @@ from headrace.coordinators.state_log import (
 from headrace.coordinators.wall import Wall
 from headrace.errors import ErrorCode
 from headrace.groups import descriptions, offsets
+from headrace.groups.consumer_group import ConsumerGroup, Timing, Write
+from headrace.groups.consumer_messages import JOINING, ConsumerHeartbeat, ConsumerReply, DescribedConsumerGroup
+from headrace.groups.consumer_records import GroupEpoch, GroupPieces
 from headrace.groups.descriptions import Lag
 from headrace.groups.group import Action, Answer, Group, Moment, State, Store
-from headrace.groups.limits import CoordinatorLimits
+from headrace.groups.limits import ConsumerLimits, CoordinatorLimits
 from headrace.groups.messages import (
+    NO_GENERATION,
     CommitRequest,
     DescribedGroup,
     JoinReply,
@@ -48,6 +52,7 @@ from headrace.groups.messages import (
     SyncRequest,
     TransactionalCommit,
 )
+from headrace.groups.migration import downgraded, may_downgrade, may_upgrade, upgrade
 from headrace.groups.offsets import NO_TOPIC_ID, TopicId, expired
 from headrace.groups.records import (
     OffsetAndMetadata,
@@ -56,11 +61,16 @@ from headrace.groups.records import (
     encode_group_key,
     encode_offset_key,
 )
-from headrace.groups.shard import Shard, ShardLoad
+from headrace.groups.shard import AnyGroup, Shard, ShardLoad
+from headrace.groups.topic_catalog import TopicCatalog
 from headrace.ports.clock import Clock
 
 GROUPS_PER_TURN: Final = 200
 """Groups that one turn of the loop looks through for what has expired."""
+
+GroupSettings = Callable[[str], Mapping[str, str]]
+"""The settings that a group has of its own."""
+ConsumerPorts = tuple[TopicCatalog, Callable[[], ConsumerLimits], Callable[[], Timing], Callable[[], str]]
 
 
 class GroupCoordinator:
@@ -73,6 +83,7 @@ class GroupCoordinator:
         limits: CoordinatorLimits,
         topic_id: TopicId = lambda _name: NO_TOPIC_ID,
         append_in_transaction: AppendInTransaction | None = None,
+        group_settings: GroupSettings = lambda _group: {},
     ) -> None:
         self._clock = clock
         self._append_records = append
@@ -82,6 +93,11 @@ class GroupCoordinator:
         self.limits = limits
         self._draw_id = draw_id
         self._topic_id = topic_id
+        self._group_settings = group_settings
+        self.catalog = TopicCatalog()
+        """Whoever sees the cluster has it follow, and then calls `topics_changed`."""
+        self._settling: set[ConsumerGroup] = set()
+        """Groups that settle at the end of this turn."""
         self._wall = Wall(clock)
         self._alarms = Alarms(clock)
         self._shards: dict[int, Shard] = {}
@@ -104,8 +120,8 @@ class GroupCoordinator:
             return
         shard.gone = True
         for group in list(shard.groups.values()):
-            if group.state is not State.DEAD:
-                self._act(shard, group, group.remove(ErrorCode.NOT_COORDINATOR, self._now()))
+            if not group.is_dead:
+                self._end(shard, group, ErrorCode.NOT_COORDINATOR)
 
     def close(self) -> None:
         self._closed = True
@@ -114,10 +130,18 @@ class GroupCoordinator:
             self.resign(partition)
 
     def _open(self, shard: Shard) -> None:
-        shard.open(self.limits.group, self._draw_id, self._now())
+        now = self._now()
+
+        def open_consumer(group_id: str, pieces: GroupPieces) -> ConsumerGroup:
+            return ConsumerGroup.restored(group_id, pieces, *self._consumer_ports(group_id), now)
+
+        shard.open(self.limits.group, self._draw_id, now, open_consumer)
         self._append(shard, shard.give_ids(self._topic_id), _unheard)
         for group in shard.groups.values():
-            self._set_alarm(shard, group)
+            if isinstance(group, ConsumerGroup):
+                self._follow(shard, group)
+            else:
+                self._set_alarm(shard, group)
 
     # Membership
 
@@ -133,13 +157,22 @@ class GroupCoordinator:
                 reply(JoinReply(fault, request.member_id))
                 return
             group = self._create(shard, group_id)
-        self._act(shard, group, group.join(reply, request, self._now()))
+        if isinstance(group, ConsumerGroup) and group.is_empty:
+            group = self._downgrade(shard, group)
+        if isinstance(group, ConsumerGroup):
+            group.join(reply, request, self._now())
+            self._follow(shard, group)
+        else:
+            self._act(shard, group, group.join(reply, request, self._now()))
 
     def sync(self, group_id: str, request: SyncRequest, reply: Callable[[SyncReply], None]) -> None:
         shard = self._find(group_id)
         group = None if isinstance(shard, int) else shard.groups.get(group_id)
         if isinstance(shard, int) or group is None:
             reply(SyncReply(shard if isinstance(shard, int) else ErrorCode.UNKNOWN_MEMBER_ID))
+        elif isinstance(group, ConsumerGroup):
+            group.sync(reply, request, self._now())
+            self._follow(shard, group)
         else:
             self._act(shard, group, group.sync(reply, request, self._now()))
 
@@ -151,7 +184,10 @@ class GroupCoordinator:
         group = shard.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        code = group.heartbeat(member_id, group_instance_id, generation_id, self._now())
+        if isinstance(group, ConsumerGroup):
+            code = group.beat(member_id, group_instance_id, generation_id, self._now())
+        else:
+            code = group.heartbeat(member_id, group_instance_id, generation_id, self._now())
         self._set_alarm(shard, group)
         return code
 
@@ -163,9 +199,118 @@ class GroupCoordinator:
         if group is None:
             unknown = (LeftMember(one.member_id, one.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for one in leavers)
             return LeaveReply(ErrorCode.NONE, tuple(unknown))
+        if isinstance(group, ConsumerGroup):
+            reply = group.leave(leavers, self._now())
+            self._follow(shard, group)
+            return reply
         reply, actions = group.leave(leavers, self._now())
         self._act(shard, group, actions)
         return reply
+
+    def consumer_heartbeat(
+        self, group_id: str, request: ConsumerHeartbeat, reply: Callable[[ConsumerReply], None]
+    ) -> None:
+        """A member of the consumer protocol (KIP-848) joins, goes on or leaves."""
+        shard = self._find(group_id)
+        if isinstance(shard, int):
+            reply(ConsumerReply(shard, member_id=request.member_id))
+            return
+        group = self._consumer_group(shard, group_id, is_joining=request.member_epoch == JOINING)
+        if isinstance(group, int):
+            reply(ConsumerReply(group, member_id=request.member_id))
+            return
+        group.heartbeat(reply, request, self._now())
+        self._follow(shard, group)
+
+    def _consumer_group(self, shard: Shard, group_id: str, *, is_joining: bool) -> ConsumerGroup | int:
+        """The group of the consumer protocol of this name, made or brought over for one who joins; or why not."""
+        group = shard.groups.get(group_id)
+        if group is not None and group.is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if isinstance(group, ConsumerGroup):
+            return group
+        if not is_joining:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        fault = self._creation_fault(group_id) if group is None else ErrorCode.NONE
+        if fault != ErrorCode.NONE:
+            return fault
+        now = self._now()
+        made = ConsumerGroup(group_id, *self._consumer_ports(group_id), now)
+        if group is not None:
+            if not may_upgrade(group, self.limits.consumer) or not upgrade(group, made, self.catalog, now):
+                return ErrorCode.GROUP_ID_NOT_FOUND
+            self._end(shard, group, ErrorCode.REBALANCE_IN_PROGRESS)
+        shard.groups[group_id] = made
+        return made
+
+    def _consumer_ports(self, group_id: str) -> ConsumerPorts:
+        def timing() -> Timing:
+            own, limits = self._group_settings(group_id), self.limits.consumer
+            session_ms = limits.session_ms(own.get("consumer.session.timeout.ms"))
+            return Timing(session_ms, limits.heartbeat_ms(own.get("consumer.heartbeat.interval.ms")))
+
+        return self.catalog, lambda: self.limits.consumer, timing, self._draw_id
+
+    def _downgrade(self, shard: Shard, group: ConsumerGroup) -> Group:
+        """The group goes on as a classic one. The consumer protocol's records go, and the classic one is written, at
+        once: whoever left hears of it when that is in the log."""
+        classic = downgraded(group, self.limits.group, self._draw_id, self._now())
+        records = group.tombstones()
+        records.append((encode_group_key(group.group_id), encode_group(classic.snapshot())))
+        left = group.departed()
+        self._end(shard, group, ErrorCode.REBALANCE_IN_PROGRESS)
+        shard.groups[group.group_id] = classic
+
+        def stored(code: int) -> None:
+            for ticket, reply in left:
+                failed = ConsumerReply(offsets.FAULTS.get(code, code), member_id=reply.member_id)
+                cast(Callable[[object], None], ticket)(reply if code == ErrorCode.NONE else failed)
+
+        self._append(shard, records, stored)
+        return classic
+
+    def _follow(self, shard: Shard, group: ConsumerGroup) -> None:
+        """Answer who can be answered, and see that the rest goes on."""
+        for answer in group.answers():
+            cast(Callable[[object], None], answer.ticket)(answer.reply)
+        if group.is_dead:
+            self._set_alarm(shard, group)
+            return
+        if may_downgrade(group, self.limits.consumer, self.limits.group):
+            classic = self._downgrade(shard, group)
+            self._act(shard, classic, classic.rebalance(self._now()))
+            return
+        if group.unsettled and group.settle_at <= self._clock.now() and group not in self._settling:
+            self._settling.add(group)
+            self._clock.call_soon(partial(self._settle, shard, group))
+        self._set_alarm(shard, group)
+        kept = shard.offsets.of(group.group_id) or shard.offsets.transactional.of(group.group_id)
+        if group.never_used and not kept:
+            shard.forget(group, ())
+
+    def _settle(self, shard: Shard, group: ConsumerGroup) -> None:
+        self._settling.discard(group)
+        if group.is_dead:
+            return
+        write = group.settle(self._now())
+        if write is not None:
+            self._append(shard, write.records, partial(self._written, shard, group, write))
+        self._follow(shard, group)
+
+    def _written(self, shard: Shard, group: ConsumerGroup, write: Write, code: int) -> None:
+        group.written(write, offsets.FAULTS.get(code, code), self._now())
+        self._follow(shard, group)
+
+    def topics_changed(self, names: frozenset[str]) -> None:
+        """Topics of these names came, went or changed, as the catalog says by now."""
+        if not names:
+            return
+        now = self._now()
+        for shard in self._open_shards():
+            for group in list(shard.groups.values()):
+                if isinstance(group, ConsumerGroup):
+                    group.topics_changed(names, now)
+                    self._follow(shard, group)
 
     # Offsets
 
@@ -255,13 +400,24 @@ class GroupCoordinator:
         reply(offsets.results(request, refused, offsets.FAULTS.get(code, code)))
 
     def fetch_offsets(
-        self, group_id: str, wanted: Iterable[tuple[str, int]] | None, require_stable: bool = False
+        self,
+        group_id: str,
+        wanted: Iterable[tuple[str, int]] | None,
+        require_stable: bool = False,
+        *,
+        member_id: str | None = None,
+        member_epoch: int = NO_GENERATION,
     ) -> OffsetFetchReply:
         """Committed offsets of these partitions, or of all; of none that a transaction may replace, if they have to be
         stable."""
         shard = self._find(group_id)
         if isinstance(shard, int):
             return OffsetFetchReply(shard)
+        group = shard.groups.get(group_id)
+        if isinstance(group, ConsumerGroup) and (member_id or member_epoch >= 0):
+            fault = group.epoch_fault(member_id or "", member_epoch)
+            if fault != ErrorCode.NONE:
+                return OffsetFetchReply(fault)
         unstable = shard.offsets.transactional.of(group_id) if require_stable else ()
         found = offsets.fetched(shard.offsets.of(group_id), wanted, self._topic_id, unstable)
         return OffsetFetchReply(ErrorCode.NONE, found)
@@ -271,7 +427,7 @@ class GroupCoordinator:
     ) -> None:
         shard = self._find(group_id)
         group = None if isinstance(shard, int) else shard.groups.get(group_id)
-        if isinstance(shard, int) or group is None or group.state is State.DEAD:
+        if isinstance(shard, int) or group is None or group.is_dead:
             reply(OffsetDeleteReply(shard if isinstance(shard, int) else ErrorCode.GROUP_ID_NOT_FOUND))
             return
         fault, in_use = offsets.deletion_faults(group)
@@ -314,6 +470,17 @@ class GroupCoordinator:
             return DescribedGroup(ErrorCode.NONE, group_id, State.DEAD.value)
         return descriptions.description(group)
 
+    def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
+        """A group of the consumer protocol; others are not found."""
+        shard = self._find(group_id)
+        if isinstance(shard, int):
+            return DescribedConsumerGroup(shard, group_id)
+        group = shard.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup) or group.is_dead:
+            what = "there is no group" if group is None else "of another protocol is group"
+            return DescribedConsumerGroup(ErrorCode.GROUP_ID_NOT_FOUND, group_id, f"{what} {group_id!r}")
+        return descriptions.consumer_description(group)
+
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> ListReply:
         """Groups in any of these states and types; empty for all. While one partition loads, the list has a gap."""
         loading = any(shard.loading for shard in self._shards.values())
@@ -326,9 +493,9 @@ class GroupCoordinator:
             reply(shard)
             return
         group = shard.groups.get(group_id)
-        if group is None or group.state is State.DEAD:
+        if group is None or group.is_dead:
             reply(ErrorCode.GROUP_ID_NOT_FOUND)
-        elif group.state is not State.EMPTY or group.roster.pending:
+        elif not group.is_vacant:
             reply(ErrorCode.NON_EMPTY_GROUP)
         else:
             self._bury(shard, group, reply)
@@ -339,7 +506,7 @@ class GroupCoordinator:
 
     def states(self) -> Counter[str]:
         """How many groups are in each state."""
-        return Counter(group.state.value for shard in self._open_shards() for group in shard.groups.values())
+        return Counter(group.state_name for shard in self._open_shards() for group in shard.groups.values())
 
     # Expiry
 
@@ -352,22 +519,22 @@ class GroupCoordinator:
         self._expire_some(groups)
         self._schedule_expiry()
 
-    def _expire_some(self, groups: list[tuple[Shard, Group]]) -> None:
+    def _expire_some(self, groups: list[tuple[Shard, AnyGroup]]) -> None:
         """A slice of the groups in this turn, the rest in later ones: the loop is not held up."""
         limits = self.limits
         for shard, group in groups[-GROUPS_PER_TURN:]:
-            if group.state is not State.DEAD and group.group_id != limits.archive_group:
+            if not group.is_dead and group.group_id != limits.archive_group:
                 self._expire_offsets(shard, group, limits.retention_ms)
         del groups[-GROUPS_PER_TURN:]
         if groups:
             self._clock.call_soon(partial(self._expire_some, groups))
 
-    def _expire_offsets(self, shard: Shard, group: Group, retention_ms: int) -> None:
+    def _expire_offsets(self, shard: Shard, group: AnyGroup, retention_ms: int) -> None:
         """A commit that is on its way is not in memory yet, and must not be taken for the old one that it replaces."""
         known, pending = shard.offsets.of(group.group_id), shard.offsets.unsettled(group.group_id)
         found = expired(group, known, self._wall.earliest_ms(), retention_ms, self._topic_id)
         keys = [key for key in found if (key.topic, key.partition) not in pending]
-        if len(keys) == len(known) and not pending and group.state is State.EMPTY and not group.roster.pending:
+        if len(keys) == len(known) and not pending and group.is_vacant:
             self._bury(shard, group, _unheard)
         else:
             self._drop_offsets(shard, keys, _unheard)
@@ -383,23 +550,39 @@ class GroupCoordinator:
         else:
             self._append_records(shard.partition, shard.epoch, records, done)
 
-    def _bury(self, shard: Shard, group: Group, done: AppendDone) -> None:
+    def _bury(self, shard: Shard, group: AnyGroup, done: AppendDone) -> None:
         """Remove an empty group with its offsets. It answers nobody while its tombstones are on their way."""
-        kept = group.snapshot()
         keys = [OffsetKey(group.group_id, *one) for one in shard.offsets.places(group.group_id)]
         records: list[Record] = [(encode_offset_key(key), None) for key in keys]
-        if group.generation_id > 0:
-            records.append((encode_group_key(group.group_id), None))
-        self._act(shard, group, group.remove(ErrorCode.COORDINATOR_NOT_AVAILABLE, self._now()))
+        records += group.tombstones()
+        revived = self._reviver(group)
+        self._end(shard, group, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
         def buried(code: int) -> None:
             if code == ErrorCode.NONE:
                 shard.forget(group, keys)
             else:
-                shard.groups[group.group_id] = Group.restored(kept, self.limits.group, self._draw_id, self._now())
+                shard.groups[group.group_id] = revived()
             done(offsets.FAULTS.get(code, code))
 
         self._append(shard, records, buried)
+
+    def _reviver(self, group: AnyGroup) -> Callable[[], AnyGroup]:
+        """What makes an empty group again that could not be removed."""
+        if isinstance(group, ConsumerGroup):
+            pieces = GroupPieces(GroupEpoch(group.epoch, empty_since_ms=group.empty_since_ms), group.target_epoch)
+            ports = self._consumer_ports(group.group_id)
+            return lambda: ConsumerGroup.restored(group.group_id, pieces, *ports, self._now())
+        kept = group.snapshot()
+        return lambda: Group.restored(kept, self.limits.group, self._draw_id, self._now())
+
+    def _end(self, shard: Shard, group: AnyGroup, code: int) -> None:
+        """The group ends here; everyone who waits is told this code."""
+        if isinstance(group, ConsumerGroup):
+            group.remove(code, self._now())
+            self._follow(shard, group)
+        else:
+            self._act(shard, group, group.remove(code, self._now()))
 
     def _drop_offsets(self, shard: Shard, keys: Sequence[OffsetKey], done: AppendDone) -> None:
         def dropped(code: int) -> None:
@@ -427,11 +610,15 @@ class GroupCoordinator:
         if group.never_used and not kept:
             shard.forget(group, ())
 
-    def _set_alarm(self, shard: Shard, group: Group) -> None:
+    def _set_alarm(self, shard: Shard, group: AnyGroup) -> None:
         self._alarms.keep(group, group.next_deadline, partial(self._ring, shard, group))
 
-    def _ring(self, shard: Shard, group: Group) -> None:
-        self._act(shard, group, group.expire(self._now()))
+    def _ring(self, shard: Shard, group: AnyGroup) -> None:
+        if isinstance(group, ConsumerGroup):
+            group.expire(self._now())
+            self._follow(shard, group)
+        else:
+            self._act(shard, group, group.expire(self._now()))
 
     def _create(self, shard: Shard, group_id: str) -> Group:
         group = shard.groups[group_id] = Group(group_id, self.limits.group, self._draw_id, self._now())

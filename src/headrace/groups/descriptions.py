@@ -6,10 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.errors import ErrorCode
-from headrace.groups.group import Group, State
+from headrace.groups.assignors import NOTHING
+from headrace.groups.consumer_group import ConsumerGroup
+from headrace.groups.consumer_messages import DescribedConsumer, DescribedConsumerGroup
+from headrace.groups.group import State
 from headrace.groups.messages import DescribedGroup, DescribedMember, ListedGroup
 from headrace.groups.offsets import TopicId
-from headrace.groups.shard import Shard
+from headrace.groups.shard import AnyGroup, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,10 @@ class Lag:
     lag: int
 
 
-def description(group: Group) -> DescribedGroup:
+def description(group: AnyGroup) -> DescribedGroup:
     """Metadata and assignments are shown when they hold: in a stable group."""
+    if isinstance(group, ConsumerGroup):
+        return _consumer_in_general(group)
     kept = group.snapshot()
     stable = group.state is State.STABLE
     members = tuple(
@@ -42,15 +47,55 @@ def description(group: Group) -> DescribedGroup:
     return DescribedGroup(ErrorCode.NONE, group.group_id, group.state.value, kept.protocol_type, protocol, members)
 
 
+def _consumer_in_general(group: ConsumerGroup) -> DescribedGroup:
+    members = tuple(
+        DescribedMember(member.member_id, told.instance_id, told.client_id, told.client_host, b"", b"")
+        for member in group.members.values()
+        for told in (member.subscription,)
+    )
+    kind, assignor = group.protocol_type, group.assignor
+    return DescribedGroup(ErrorCode.NONE, group.group_id, group.state_name, kind, assignor, members, group.group_type)
+
+
+def consumer_description(group: ConsumerGroup) -> DescribedConsumerGroup:
+    members = tuple(
+        DescribedConsumer(
+            member.member_id,
+            told.instance_id,
+            told.rack,
+            member.current.epoch,
+            told.client_id,
+            told.client_host,
+            told.topics,
+            told.pattern,
+            member.current.assigned,
+            group.target.get(member.member_id, NOTHING),
+            member.is_classic,
+        )
+        for member in group.members.values()
+        for told in (member.subscription,)
+    )
+    return DescribedConsumerGroup(
+        ErrorCode.NONE,
+        group.group_id,
+        None,
+        group.state_name,
+        group.epoch,
+        group.target_epoch,
+        group.assignor,
+        members,
+    )
+
+
 def listed(shards: Iterable[Shard], states: Collection[str], types: Collection[str]) -> tuple[ListedGroup, ...]:
     """Groups in any of these states and types, in whatever case they are written; empty for all."""
     wanted_states = {state.lower() for state in states}
     wanted_types = {kind.lower() for kind in types}
     found = (
-        ListedGroup(group.group_id, group.protocol_type or "", group.state.value)
+        ListedGroup(group.group_id, group.protocol_type or "", group.state_name, group.group_type)
         for shard in shards
         for group in shard.groups.values()
-        if group.state is not State.DEAD
+        if not group.is_dead
     )
     return tuple(
         group

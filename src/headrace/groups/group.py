@@ -18,7 +18,10 @@ from enum import Enum
 from typing import Final
 
 from headrace.coordinators.alarms import NEVER
+from headrace.coordinators.record_fields import Record
 from headrace.errors import ErrorCode
+from headrace.groups.consumer_messages import ConsumerReply
+from headrace.groups.consumer_protocol import CONSUMER
 from headrace.groups.limits import GroupLimits
 from headrace.groups.member import Member, select_protocol
 from headrace.groups.messages import (
@@ -31,7 +34,7 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.records import GroupSnapshot
+from headrace.groups.records import GroupSnapshot, encode_group_key
 from headrace.groups.roster import Roster
 
 
@@ -48,7 +51,7 @@ class Answer:
     """Hand the reply to the waiter that came with the request."""
 
     ticket: object
-    reply: JoinReply | SyncReply
+    reply: JoinReply | SyncReply | ConsumerReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class RebalanceDelay:
 
 
 class Group:
+    group_type: Final = "classic"
+
     def __init__(self, group_id: str, limits: GroupLimits, draw_id: Callable[[], str], now: Moment) -> None:
         self.group_id = group_id
         self.state = State.EMPTY
@@ -169,6 +174,28 @@ class Group:
             group.state_since_ms = kept.state_since_ms
         return group
 
+    @classmethod
+    def adopted(
+        cls,
+        group_id: str,
+        generation_id: int,
+        members: Iterable[Member],
+        limits: GroupLimits,
+        draw_id: Callable[[], str],
+        now: Moment,
+    ) -> Group:
+        """A group that was of another protocol, with those members that speak this one."""
+        group = cls(group_id, limits, draw_id, now)
+        group.generation_id = generation_id
+        for member in members:
+            group.roster.add(member)
+            group._hear(member, now)
+        if group.roster:
+            group.roster.protocol_type = CONSUMER
+            group.protocol_name = select_protocol(group.roster.members.values())
+            group.state = State.STABLE
+        return group
+
     def snapshot(self, assignments: dict[str, bytes] | None = None) -> GroupSnapshot:
         """What is kept of the group, with these assignments or the ones that it has."""
         return GroupSnapshot(
@@ -184,6 +211,27 @@ class Group:
     @property
     def protocol_type(self) -> str | None:
         return self.roster.protocol_type
+
+    @property
+    def is_dead(self) -> bool:
+        return self.state is State.DEAD
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is State.EMPTY
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether nobody is in it, or about to be."""
+        return self.state is State.EMPTY and not self.roster.pending
+
+    @property
+    def state_name(self) -> str:
+        return self.state.value
+
+    def tombstones(self) -> list[Record]:
+        """What removes the group itself from the log."""
+        return [(encode_group_key(self.group_id), None)] if self.generation_id > 0 else []
 
     @property
     def never_used(self) -> bool:
@@ -401,6 +449,11 @@ class Group:
                 self._answer(member.sync_ticket, SyncReply(error_code))
                 member.sync_ticket = None
                 self._hear(member, now)
+
+    def rebalance(self, now: Moment) -> Sequence[Action]:
+        """Make all members join again."""
+        self._disturb(now)
+        return self._drain()
 
     # Staying and leaving
 

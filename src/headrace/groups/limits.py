@@ -16,6 +16,39 @@ class GroupLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerLimits:
+    """Of groups of the consumer protocol. Timeouts here are the broker's; a group may have its own."""
+
+    session_timeout_ms: int = 45_000
+    min_session_timeout_ms: int = 1000
+    max_session_timeout_ms: int = 1_800_000
+    heartbeat_interval_ms: int = 5000
+    min_heartbeat_interval_ms: int = 100
+    max_heartbeat_interval_ms: int = 60_000
+    max_size: int = 10_000
+    assignors: tuple[str, ...] = ("uniform", "range")
+    migration_policy: str = "bidirectional"
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether a classic group becomes one of the consumer protocol while it has members."""
+        return self.migration_policy in ("bidirectional", "upgrade")
+
+    @property
+    def downgrades(self) -> bool:
+        return self.migration_policy in ("bidirectional", "downgrade")
+
+    def session_ms(self, own: str | None) -> int:
+        """What a group's own setting comes to."""
+        wanted = self.session_timeout_ms if own is None else int(own)
+        return min(max(wanted, self.min_session_timeout_ms), self.max_session_timeout_ms)
+
+    def heartbeat_ms(self, own: str | None) -> int:
+        wanted = self.heartbeat_interval_ms if own is None else int(own)
+        return min(max(wanted, self.min_heartbeat_interval_ms), self.max_heartbeat_interval_ms)
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorLimits:
     group: GroupLimits = field(default_factory=GroupLimits)
     groups_max: int = 100_000
@@ -24,6 +57,7 @@ class CoordinatorLimits:
     expiry_check_ms: int = 600_000
     archive_group: str = "headrace-archive"
     """Its offsets never expire: retention of archived topics depends on them."""
+    consumer: ConsumerLimits = field(default_factory=ConsumerLimits)
 
 
 def limits_from(settings: BrokerSettings) -> CoordinatorLimits:
@@ -38,4 +72,15 @@ def limits_from(settings: BrokerSettings) -> CoordinatorLimits:
         settings["offsets.metadata.max.bytes"],
         settings["offsets.retention.ms"],
         archive_group=settings["archive.group"],
+        consumer=ConsumerLimits(
+            settings["group.consumer.session.timeout.ms"],
+            settings["group.consumer.min.session.timeout.ms"],
+            settings["group.consumer.max.session.timeout.ms"],
+            settings["group.consumer.heartbeat.interval.ms"],
+            settings["group.consumer.min.heartbeat.interval.ms"],
+            settings["group.consumer.max.heartbeat.interval.ms"],
+            settings["group.consumer.max.size"],
+            tuple(settings["group.consumer.assignors"]) or ("uniform",),
+            settings["group.consumer.migration.policy"],
+        ),
     )

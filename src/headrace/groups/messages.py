@@ -109,6 +109,8 @@ class CommitRequest:
     group_instance_id: str | None = None
     retention_time_ms: int = -1
     """Versions 2 to 4: how long the offsets are kept instead of offsets.retention.ms; -1 for that setting."""
+    has_member_epoch: bool = True
+    """Versions 9 and up: the generation may be a member's epoch (KIP-848)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ class DescribedGroup:
     protocol_type: str = ""
     protocol_data: str = ""
     members: tuple[DescribedMember, ...] = ()
+    group_type: str = "classic"
 
 
 @dataclass(frozen=True, slots=True)

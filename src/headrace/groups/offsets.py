@@ -19,6 +19,8 @@ from headrace.coordinators.record_fields import Reader, Record
 from headrace.coordinators.state_log import APPEND_FAULTS
 from headrace.coordinators.state_partitions import StateTopic
 from headrace.errors import BatchTooLarge, CorruptBatch, ErrorCode
+from headrace.groups.consumer_group import ConsumerGroup
+from headrace.groups.consumer_protocol import CONSUMER
 from headrace.groups.group import Group, State
 from headrace.groups.messages import CommitRequest, FetchedOffset, PartitionResult
 from headrace.groups.records import (
@@ -56,9 +58,6 @@ OFFSETS: Final = StateTopic(
 
 Accepted = Mapping[tuple[str, int], OffsetAndMetadata]
 Refused = Mapping[tuple[str, int], int]
-
-CONSUMER: Final = "consumer"
-"""Protocol type of groups whose members' metadata names topics."""
 
 
 class OffsetCache:
@@ -198,11 +197,11 @@ def fetched(
     return tuple(found)
 
 
-def deletion_faults(group: Group) -> tuple[int, frozenset[str]]:
+def deletion_faults(group: Group | ConsumerGroup) -> tuple[int, frozenset[str]]:
     """Why no offset of the group may be deleted, and the topics whose offsets may not."""
-    if group.state is State.EMPTY:
+    if group.is_empty:
         return ErrorCode.NONE, frozenset()
-    topics = subscribed_topics(group) if group.protocol_type == CONSUMER else None
+    topics = subscribed_topics(group)
     return (ErrorCode.NON_EMPTY_GROUP, frozenset()) if topics is None else (ErrorCode.NONE, topics)
 
 
@@ -210,20 +209,20 @@ def deletion_faults(group: Group) -> tuple[int, frozenset[str]]:
 
 
 def expired(
-    group: Group,
+    group: Group | ConsumerGroup,
     offsets: Mapping[tuple[str, int], OffsetAndMetadata],
     now_ms: int,
     retention_ms: int,
     topic_id: TopicId,
 ) -> list[OffsetKey]:
-    topics = subscribed_topics(group) if group.state is State.STABLE else None
+    topics = subscribed_topics(group) if isinstance(group, ConsumerGroup) or group.state is State.STABLE else None
     keys = []
     for (topic, partition), committed in offsets.items():
         if committed.expiry_ms != NO_EXPIRY:
             over = committed.expiry_ms <= now_ms
         elif not committed.is_of(topic_id(topic)):
             over = now_ms - committed.commit_ms >= retention_ms
-        elif group.state is State.EMPTY:
+        elif group.is_empty:
             base_ms = committed.commit_ms if group.protocol_type is None else group.state_since_ms
             over = now_ms - base_ms >= retention_ms
         else:
@@ -234,8 +233,10 @@ def expired(
     return keys
 
 
-def subscribed_topics(group: Group) -> frozenset[str] | None:
+def subscribed_topics(group: Group | ConsumerGroup) -> frozenset[str] | None:
     """None when any topic may be in use."""
+    if isinstance(group, ConsumerGroup):
+        return group.topics
     if group.protocol_type != CONSUMER or group.protocol_name is None:
         return None
     return subscribed(member.metadata(group.protocol_name) for member in group.roster.members.values())

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from headrace.coordinators.record_fields import Record
 from headrace.coordinators.state_log import ProducerEpoch
+from headrace.groups.consumer_group import ConsumerGroup
+from headrace.groups.consumer_records import GroupPieces, RecordKind
+from headrace.groups.consumer_records import decode_key as decode_consumer_key
 from headrace.groups.group import Group, Moment
 from headrace.groups.limits import GroupLimits
 from headrace.groups.offsets import OffsetCache, TopicId
@@ -21,6 +24,8 @@ from headrace.groups.records import (
     encode_offset_key,
 )
 
+AnyGroup = Group | ConsumerGroup
+
 
 class Shard:
     """`loading` until all records were replayed; `gone` once this broker does not lead the partition in this epoch any
@@ -29,11 +34,12 @@ class Shard:
     def __init__(self, partition: int, epoch: int) -> None:
         self.partition = partition
         self.epoch = epoch
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, AnyGroup] = {}
         self.offsets = OffsetCache()
         self.loading = True
         self.gone = False
         self._snapshots: dict[str, GroupSnapshot] = {}
+        self._pieces: dict[str, GroupPieces] = {}
 
     def replay(self, records: Iterable[Record], producer: ProducerEpoch | None = None) -> None:
         """Take records in the order of the log, perhaps of a producer's transaction; those of a kind that is not ours
@@ -57,17 +63,39 @@ class Shard:
                     self._snapshots.pop(group, None)
                 else:
                     self._snapshots[group] = decode_group(group, value)
+                    self._pieces.pop(group, None)
             case None:
-                pass
+                self._replay_consumer(key, value)
 
-    def open(self, limits: GroupLimits, draw_id: Callable[[], str], now: Moment) -> None:
+    def _replay_consumer(self, key: bytes, value: bytes | None) -> None:
+        """A group has records of both kinds where a change from one to the other was cut short: that kind counts whose
+        own record came last."""
+        found = decode_consumer_key(key)
+        if found is None:
+            return
+        pieces = self._pieces.setdefault(found.group, GroupPieces())
+        pieces.take(found, value)
+        if found.kind is RecordKind.GROUP and value is not None:
+            self._snapshots.pop(found.group, None)
+
+    def open(
+        self,
+        limits: GroupLimits,
+        draw_id: Callable[[], str],
+        now: Moment,
+        open_consumer: Callable[[str, GroupPieces], ConsumerGroup],
+    ) -> None:
         """The end of the log is reached: the groups are as their last records say."""
         for name, snapshot in self._snapshots.items():
             self.groups[name] = Group.restored(snapshot, limits, draw_id, now)
         for name in (*self.offsets.groups(), *self.offsets.transactional.groups()):
             if name not in self.groups:
                 self.groups[name] = Group(name, limits, draw_id, now)
+        for name, pieces in self._pieces.items():
+            if not pieces.is_over:
+                self.groups[name] = open_consumer(name, pieces)
         self._snapshots.clear()
+        self._pieces.clear()
         self.loading = False
 
     def give_ids(self, topic_id: TopicId) -> list[Record]:
@@ -82,7 +110,7 @@ class Shard:
                 records.append((encode_offset_key(key), encode_offset(known)))
         return records
 
-    def forget(self, group: Group, keys: Iterable[OffsetKey]) -> None:
+    def forget(self, group: AnyGroup, keys: Iterable[OffsetKey]) -> None:
         """The group is gone from the log. What was committed to it meanwhile stays, with a fresh group of that name."""
         if self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]

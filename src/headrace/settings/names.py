@@ -12,7 +12,11 @@ Number = Literal[
     "background.threads", "broker.lease.ms", "checkpoint.ms", "commitlog.file.bytes", "connection.idle.ms",
     "connection.queued.bytes", "connection.requests.max", "connections.max", "coordination.wait.ms",
     "default.replication.factor", "fetch.max.bytes", "follower.replication.throttled.rate", "frame.max.bytes",
-    "group.initial.rebalance.delay.ms", "group.max.session.timeout.ms", "group.max.size",
+    "group.consumer.heartbeat.interval.ms", "group.consumer.max.heartbeat.interval.ms",
+    "group.consumer.max.session.timeout.ms", "group.consumer.max.size",
+    "group.consumer.min.heartbeat.interval.ms", "group.consumer.min.session.timeout.ms",
+    "group.consumer.session.timeout.ms", "group.initial.rebalance.delay.ms",
+    "group.max.session.timeout.ms", "group.max.size",
     "group.min.session.timeout.ms", "groups.max", "http.body.max.bytes", "key.index.entries", "key.index.slots",
     "leader.rebalance.ms", "log.cleaner.backoff.ms", "log.cleaner.threads", "max.incremental.fetch.session.cache.slots",
     "node.id", "num.io.threads", "num.network.threads", "num.partitions", "num.recovery.threads.per.data.dir",
@@ -32,9 +36,17 @@ Flag = Literal[
 ]  # fmt: skip
 Text = Literal[
     "archive.group", "cluster.id", "coordination", "data", "etcd.tls.ca", "etcd.tls.cert", "etcd.tls.key",
-    "etcd.user", "http.listen", "log.format", "log.layout", "log.level", "log.placement", "rack",
+    "etcd.user", "group.consumer.migration.policy",
+    "http.listen", "log.format", "log.layout", "log.level", "log.placement", "rack",
     "registry.http.listen", "replication.advertise", "replication.listen", "replication.tls.ca", "tls.certificate",
     "tls.client.ca", "tls.key",
 ]  # fmt: skip
-TextList = Literal["advertise", "listen", "offsets.loss.accepted", "registry.listen", "transactions.loss.accepted"]
+TextList = Literal[
+    "advertise",
+    "group.consumer.assignors",
+    "listen",
+    "offsets.loss.accepted",
+    "registry.listen",
+    "transactions.loss.accepted",
+]  # fmt: skip
 Hidden = Literal["etcd.password"]
