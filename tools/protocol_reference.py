@@ -42,8 +42,6 @@ PLANNED: Final = {
     "describe_acls": "ACLs",
     "create_acls": "ACLs",
     "delete_acls": "ACLs",
-    "consumer_group_heartbeat": "KIP-848",
-    "consumer_group_describe": "KIP-848",
     "describe_client_quotas": "quotas",
     "alter_client_quotas": "quotas",
     "share_group_heartbeat": "share groups",

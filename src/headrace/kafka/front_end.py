@@ -76,8 +76,10 @@ class FrontEnd:
             limits_from(participant.effective_settings()),
             self._topic_id,
             offsets_log.append_in_transaction,
+            group_settings=lambda group: participant.view.image.group_configs.get(group, {}),
         )
         self._built.callback(self.groups.close)
+        self.groups.catalog.follow(Image(""), participant.view.image)
         participant.store.on_sync(metrics.syncs.add)
         self.group_partitions = StatePartitions(
             OFFSETS,
@@ -186,6 +188,7 @@ class FrontEnd:
         settings = self._participant.effective_settings()
         self.groups.partition_count = self._offsets_partitions()
         self.groups.limits = limits_from(settings)
+        self.groups.topics_changed(self.groups.catalog.follow(old, new))
         self.group_partitions.follow()
         self.group_partitions.forget_topics(old, new)
         self.transactions.partition_count = self._transactions_partitions()

@@ -68,6 +68,8 @@ DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
+CONSUMER_GROUP_HEARTBEAT: Final = 68
+CONSUMER_GROUP_DESCRIBE: Final = 69
 LIST_CONFIG_RESOURCES: Final = 74
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 KEY_QUERY: Final = 20_000
@@ -123,6 +125,8 @@ _ROWS: Final = (
     _row(DESCRIBE_PRODUCERS, "DescribeProducers", versions=(0, 0), flexible_from=0),
     _row(DESCRIBE_TRANSACTIONS, "DescribeTransactions", versions=(0, 0), flexible_from=0),
     _row(LIST_TRANSACTIONS, "ListTransactions", versions=(0, 2), flexible_from=0),
+    _row(CONSUMER_GROUP_HEARTBEAT, "ConsumerGroupHeartbeat", versions=(0, 1), flexible_from=0),
+    _row(CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe", versions=(0, 1), flexible_from=0),
     _row(LIST_CONFIG_RESOURCES, "ListConfigResources", versions=(0, 1), flexible_from=0),
     _row(DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", versions=(0, 0), flexible_from=0),
 )

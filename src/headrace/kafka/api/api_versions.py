@@ -1,7 +1,8 @@
 """ApiVersions, versions 0 to 4. 3: flexible, client's software name; 4: as 3.
 
 Headrace's own APIs are named to its own client only: others need not know what to make of them.
-Clients look for what their cluster can do among the features: transactions of version 2 (KIP-890).
+Clients look for what their cluster can do among the features: transactions of version 2 (KIP-890), the consumer
+protocol of groups (KIP-848).
 A newer version than is known gets a version 0 answer with UNSUPPORTED_VERSION and what is served (KIP-511).
 """
 
@@ -16,7 +17,7 @@ from headrace.wire.api import HEADRACE_APIS, KAFKA_APIS, Api
 from headrace.wire.message import Message
 
 OWN_CLIENT = "headrace"
-FEATURES: Final = {"transaction.version": (1, 2)}
+FEATURES: Final = {"group.version": (1, 1), "transaction.version": (1, 2)}
 """By name, the least and the highest level; the highest is in force. From level 1 on, as clients before version 4 of
 this API take none from 0 on."""
 FEATURES_EPOCH: Final = 0

@@ -14,6 +14,8 @@ from headrace.wire.message import Message
 AUTHORIZED_FROM: Final = 3
 NOT_FOUND_FROM: Final = 6
 DEAD: Final = "Dead"
+CLASSIC: Final = "classic"
+"""Groups of the consumer protocol are described by ConsumerGroupDescribe, and are not there to be described here."""
 
 
 def handle(request: Request) -> Message:
@@ -23,6 +25,8 @@ def handle(request: Request) -> Message:
 
 def _group(request: Request, group: DescribedGroup) -> Message:
     code, reason = group.error_code, None
+    if group.group_type != CLASSIC:
+        group = DescribedGroup(ErrorCode.NONE, group.group_id, DEAD)
     if code == ErrorCode.GROUP_ID_NOT_FOUND or (not code and group.group_state == DEAD):
         code = ErrorCode.GROUP_ID_NOT_FOUND if request.version >= NOT_FOUND_FROM else ErrorCode.NONE
         reason = f"there is no group {group.group_id!r}" if code else None

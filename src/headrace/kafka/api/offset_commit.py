@@ -1,4 +1,5 @@
-"""OffsetCommit, versions 2 to 10. 2 to 4: retention time; 6: epochs; 7: static members; 8: flexible; 10: topics by id.
+"""OffsetCommit, versions 2 to 10. 2 to 4: retention time; 6: epochs; 7: static members; 8: flexible; 9: member
+epochs; 10: topics by id.
 
 Answered when the offsets are committed to __consumer_offsets. A partition that is not there is refused, the others
 count.
@@ -14,6 +15,7 @@ from headrace.kafka.connection import Request
 from headrace.wire.message import ZERO_UUID, Message
 
 BY_ID_FROM: Final = 10
+MEMBER_EPOCH_FROM: Final = 9
 RETENTION_UNTIL: Final = 4
 
 
@@ -28,6 +30,7 @@ def handle(request: Request) -> None:
             body.generation_id_or_member_epoch,
             body.group_instance_id,
             body.retention_time_ms if request.version <= RETENTION_UNTIL else -1,
+            has_member_epoch=request.version >= MEMBER_EPOCH_FROM,
         ),
         lambda results: request.reply(response([*results, *refused], ids)),
     )

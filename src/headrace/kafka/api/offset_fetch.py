@@ -1,17 +1,19 @@
-"""OffsetFetch, versions 1 to 10. 2: all topics; 5: leader epochs; 6: flexible; 8: many groups; 10: topics by id."""
+"""OffsetFetch, versions 1 to 10. 2: all topics; 5: leader epochs; 6: flexible; 8: many groups; 9: member epochs;
+10: topics by id."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from headrace.errors import ErrorCode
-from headrace.groups.messages import FetchedOffset, OffsetFetchReply
+from headrace.groups.messages import NO_GENERATION, FetchedOffset, OffsetFetchReply
 from headrace.kafka.connection import Request
 from headrace.wire.message import ZERO_UUID, Message
 
 MANY_GROUPS_FROM: Final = 8
 BY_ID_FROM: Final = 10
 GROUP_ERROR_FROM: Final = 2
+MEMBER_EPOCH_FROM: Final = 9
 
 
 def handle(request: Request) -> Message:
@@ -19,18 +21,27 @@ def handle(request: Request) -> Message:
     if request.version >= MANY_GROUPS_FROM:
         groups = []
         for group in body.groups:
-            reply = _fetch(request, group.group_id, group.topics)
+            reply = _fetch(request, group.group_id, group.topics, group)
             groups.append(Message(group_id=group.group_id, topics=_topics(request, reply), error_code=reply.error_code))
         return Message(throttle_time_ms=0, groups=groups)
     reply = _fetch(request, body.group_id, body.topics)
     return Message(throttle_time_ms=0, topics=_topics(request, reply), error_code=reply.error_code)
 
 
-def _fetch(request: Request, group_id: str, asked: list[Message] | None) -> OffsetFetchReply:
+def _fetch(
+    request: Request, group_id: str, asked: list[Message] | None, member: Message | None = None
+) -> OffsetFetchReply:
+    """`member`: where the request says who asks."""
     groups = request.services.groups
     require_stable = bool(request.body.require_stable)
+    epochs = member is not None and request.version >= MEMBER_EPOCH_FROM
+    member_id, member_epoch = (member.member_id, member.member_epoch) if member and epochs else (None, NO_GENERATION)
+
+    def fetch(wanted: list[tuple[str, int]] | None) -> OffsetFetchReply:
+        return groups.fetch_offsets(group_id, wanted, require_stable, member_id=member_id, member_epoch=member_epoch)
+
     if asked is None:
-        return groups.fetch_offsets(group_id, None, require_stable)
+        return fetch(None)
     wanted: list[tuple[str, int]] = []
     refused: list[FetchedOffset] = []
     for topic in asked:
@@ -45,7 +56,7 @@ def _fetch(request: Request, group_id: str, asked: list[Message] | None) -> Offs
         else:
             name = topic.name
         wanted += [(name, index) for index in topic.partition_indexes]
-    reply = groups.fetch_offsets(group_id, wanted, require_stable)
+    reply = fetch(wanted)
     offsets = reply.offsets
     if reply.error_code and request.version < GROUP_ERROR_FROM:
         offsets = tuple(FetchedOffset(name, index, error_code=reply.error_code) for name, index in wanted)
