@@ -20,9 +20,9 @@ from headrace.partitions.partition import ABORTED_MAX, COMMITTED, Appended, Part
 from headrace.partitions.verification import VERIFICATIONS_MAX
 from headrace.records import kernel
 from headrace.records.batch import TRANSACTIONAL, batches
-from headrace.records.control import read_marker
 from headrace.storage.folder import PARTITIONED, SHARED
-from headrace.storage.log import ReadResult, TopicPartition
+from headrace.storage.log import TopicPartition
+from partitions.committed_reader import consumed
 from partitions.led import BROKER, Led, Outcome, Reader
 from proving import proves
 
@@ -87,27 +87,10 @@ class Transactional:
         self.led.partitions.touch(self.partition)
         self.led.partitions.end_turn()
 
-    def read(self, offset: int = 0) -> list[bytes | None]:
+    def read(self, offset: int = 0) -> list[bytes]:
         """As a consumer that reads only what is committed."""
         found, aborted = self.partition.read_committed(offset, 1 << 20)
-        return consumed(found, aborted)
-
-
-def consumed(found: ReadResult, aborted: list[tuple[int, int]]) -> list[bytes | None]:
-    """What a client makes of an answer, as Kafka's does."""
-    waiting = sorted(aborted, key=lambda each: each[1])
-    left_out: set[int] = set()
-    values: list[bytes | None] = []
-    for header, view in batches(memoryview(b"".join(piece.read() for piece in found.slices))):
-        while waiting and waiting[0][1] <= header.last_offset:
-            left_out.add(waiting.pop(0)[0])
-        if header.is_control:
-            marker = read_marker(view, header)
-            if marker is not None and not marker.committed:
-                left_out.discard(header.producer_id)
-        elif not header.is_transactional or header.producer_id not in left_out:
-            values += [record.value for record in kernel.records(view)]
-    return values
+        return consumed(found, aborted, offset)[0]
 
 
 @pytest.fixture
@@ -440,7 +423,7 @@ def test_a_follower_tells_what_is_decided_by_its_own_watermark(led: Led) -> None
     seen = []
     for watermark in (1, 2, 3):
         led.partitions.told(partition, watermark)
-        seen.append((partition.last_stable_offset, consumed(*partition.read_committed(0, 1 << 20))))
+        seen.append((partition.last_stable_offset, consumed(*partition.read_committed(0, 1 << 20))[0]))
     assert seen == [(0, []), (2, [b"in"]), (2, [b"in"])]
 
 
@@ -479,7 +462,7 @@ def test_one_read_tells_of_so_many_aborted_transactions_and_no_more(one: Transac
     assert len(aborted) == ABORTED_MAX
     found, aborted = one.partition.read_committed(2 * ABORTED_MAX - 2, 1 << 30)
     assert len(aborted) == 11
-    assert consumed(found, aborted) == []
+    assert consumed(found, aborted)[0] == []
     found, _ = one.partition.read_committed(20, 1 << 30)
     headers = [header for header, _ in batches(memoryview(b"".join(piece.read() for piece in found.slices)))]
     assert headers[-1].next_offset <= 2 * (ABORTED_MAX + 10)
