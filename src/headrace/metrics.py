@@ -118,6 +118,15 @@ GROUP_PARTITION_CLOSED: Final = _gauge(
 TRANSACTIONS: Final = _gauge(
     "headrace_transactions", "Transactional ids that are coordinated here, by the state that they are in.", "state"
 )
+TRANSACTION_ENDING_SECONDS: Final = _gauge(
+    "headrace_transaction_ending_age_seconds",
+    "How long the oldest transaction that was decided here has not ended in all of its partitions; 0 without one.",
+)
+TRANSACTION_PARTITION_CLOSED: Final = _gauge(
+    "headrace_transaction_partition_closed",
+    "1 for a partition of __transaction_state whose transactional ids are not answered, because it cannot be read.",
+    "partition",
+)
 TWO_PHASE_AGE_SECONDS: Final = _gauge(
     "headrace_two_phase_transaction_age_seconds",
     "How long the oldest open two-phase transaction has been open, of those that are coordinated here; 0 without one.",

@@ -510,6 +510,32 @@ def test_an_id_whose_tombstone_is_on_its_way_answers_nobody() -> None:
     assert scene.init().reply == InitReply(OK, 1001, 0)
 
 
+# Metrics
+
+
+@proves("T4")
+def test_what_waits_is_told_by_its_age(scene: Scene) -> None:
+    def told() -> dict[str, float]:
+        samples = [one for one in scene.coordinator.samples() if one.value]
+        return {f"{one.family.name}{list(one.labels)}": one.value for one in samples}
+
+    scene.begun("plain")
+    prepared = scene.begun("prepared", two_phase=True)
+    scene.advance(5)
+    assert told() == {
+        "headrace_transactions['Ongoing']": 2,
+        "headrace_two_phase_transaction_age_seconds[]": 5,
+    }
+    scene.markers_held = True
+    scene.end(prepared, "prepared")
+    scene.advance(3)
+    assert told() == {
+        "headrace_transactions['Ongoing']": 1,
+        "headrace_transactions['PrepareCommit']": 1,
+        "headrace_transaction_ending_age_seconds[]": 3,
+    }
+
+
 # Listing
 
 

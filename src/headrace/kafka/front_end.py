@@ -7,7 +7,7 @@ comes first, and it joins its cluster when the listeners stand: nobody is sent h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 from headrace.cluster.image import Image
@@ -29,7 +29,7 @@ from headrace.kafka.first_writes import FirstWrites
 from headrace.kafka.peers import PeerListener, Peers
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
-from headrace.metrics import Metrics
+from headrace.metrics import TRANSACTION_PARTITION_CLOSED, Metrics, Sample
 from headrace.partitions.recompression import Recompression
 from headrace.ports.network import Network
 from headrace.storage.keys.builder import KeyIndexes
@@ -97,6 +97,7 @@ class FrontEnd:
         self.services = self._services(metrics, spawn, failed)
         metrics.collect(self.services.fetch_sessions.samples)
         metrics.collect(self.transactions.samples)
+        metrics.collect(self._closed_transactions)
         self.server = KafkaServer(network, self.services, connections_max)
         self._built.callback(self.server.close)
 
@@ -221,6 +222,10 @@ class FrontEnd:
             self.groups.end_transaction(
                 where.partition, partition.epoch, decision.producer_id, committed=decision.committed
             )
+
+    def _closed_transactions(self) -> Iterator[Sample]:
+        for closed in self.transaction_partitions.closed():
+            yield Sample(TRANSACTION_PARTITION_CLOSED, (str(closed.partition),), 1)
 
     def _topic_id(self, name: str) -> bytes | None:
         found = self._participant.view.image.topics.get(name)

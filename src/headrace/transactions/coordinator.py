@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Final
@@ -571,17 +571,23 @@ class TransactionCoordinator:
 
     def oldest_two_phase_ms(self) -> int:
         """How long the oldest open two-phase transaction has been open; 0 when there is none."""
-        began = [
-            kept.start_ms
-            for shard in self._open_shards()
-            for _name, kept in shard.all_live()
-            if kept.two_phase and kept.state is State.ONGOING
-        ]
-        return max(0, self._wall.latest_ms() - min(began)) if began else 0
+        return self._age_ms(kept.start_ms for kept in self._live() if kept.two_phase and kept.state is State.ONGOING)
+
+    def oldest_ending_ms(self) -> int:
+        """How long the oldest that is decided has not ended everywhere; 0 when there is none."""
+        return self._age_ms(kept.update_ms for kept in self._live() if kept.state in PREPARED)
+
+    def _live(self) -> Iterator[Transaction]:
+        return (kept for shard in self._open_shards() for _name, kept in shard.all_live())
+
+    def _age_ms(self, times_ms: Iterable[int]) -> int:
+        oldest_ms = min(times_ms, default=None)
+        return 0 if oldest_ms is None else max(0, self._wall.latest_ms() - oldest_ms)
 
     def samples(self) -> Iterator[metrics.Sample]:
         for state, count in self.states().items():
             yield metrics.Sample(metrics.TRANSACTIONS, (state,), count)
+        yield metrics.Sample(metrics.TRANSACTION_ENDING_SECONDS, (), self.oldest_ending_ms() / 1000)
         yield metrics.Sample(metrics.TWO_PHASE_AGE_SECONDS, (), self.oldest_two_phase_ms() / 1000)
 
     def _open_count(self) -> int:
