@@ -64,9 +64,11 @@ def may_downgrade(group: ConsumerGroup, limits: ConsumerLimits, classic: GroupLi
 
 
 def downgraded(group: ConsumerGroup, limits: GroupLimits, draw_id: Callable[[], str], now: Moment) -> Group:
-    """The classic group with the same members, all of whom speak the classic protocol; of none, an empty one."""
+    """The classic group with the same members, all of whom speak the classic protocol; of none, an empty one. Its
+    generation is one that they know, so that they commit what they have read before they join again."""
     members = [_classic(member, group) for member in group.members.values()]
-    return Group.adopted(group.group_id, group.epoch, members, limits, draw_id, now)
+    generation_id = max((member.current.epoch for member in group.members.values()), default=group.epoch)
+    return Group.adopted(group.group_id, max(1, generation_id), members, limits, draw_id, now)
 
 
 def _classic(member: ConsumerMember, group: ConsumerGroup) -> Member:
