@@ -93,6 +93,10 @@ def confluent(given: dict[str, Any]) -> None:
     }
     if given["instance"]:
         settings["group.instance.id"] = given["instance"]
+    if given["strategy"] == "consumer":  # no strategy of the client's: the consumer protocol, where the broker assigns
+        settings["group.protocol"] = "consumer"
+        for name in ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"):
+            del settings[name]
     consumer = Consumer(settings)
     consumer.subscribe([given["topic"]])
     assignment = Assignment()
