@@ -81,9 +81,15 @@ class Scene:
 
     def _serve(self, store: Store, incarnation: str, watermarks: dict[tuple[bytes, int], int]) -> None:
         self.partitions = Partitions(store, self.clock, BROKER, incarnation, watermarks)
-        append = StateLog(self.partitions, OFFSETS_TOPIC).append
+        log = StateLog(self.partitions, OFFSETS_TOPIC)
         self.groups = GroupCoordinator(
-            self.clock, append, 1, lambda: "id", LIMITS, lambda name: topic_id(self.image, name)
+            self.clock,
+            log.append,
+            1,
+            lambda: "id",
+            LIMITS,
+            lambda name: topic_id(self.image, name),
+            log.append_in_transaction,
         )
         self.followed = StatePartitions(
             OFFSETS_STATE, self.partitions, self.groups, self.disk, lambda: self.image, lambda: self.accepted

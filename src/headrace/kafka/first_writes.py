@@ -32,12 +32,12 @@ from headrace.errors import (
     NotEnoughReplicas,
     TransactionAbortable,
 )
-from headrace.kafka.peers import Peers
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.partitions.verification import Verification
 from headrace.ports.clock import Clock
 from headrace.transactions.coordinator import TransactionCoordinator
+from headrace.transactions.markers import Ask
 from headrace.transactions.messages import EPOCHS_BUMPED, AddRequest, Place
 from headrace.wire.api import ADD_PARTITIONS_TO_TXN
 from headrace.wire.message import Message
@@ -95,13 +95,13 @@ class FirstWrites:
         partitions: Partitions,
         image: Callable[[], Image],
         transactions: TransactionCoordinator,
-        peers: Peers,
+        ask: Ask,
     ) -> None:
         self._clock = clock
         self._partitions = partitions
         self._image = image
         self._transactions = transactions
-        self._peers = peers
+        self._ask_peer = ask
         self.waiting: dict[Key, _Held] = {}
         """By partition and producer id."""
         self._asked: dict[Transaction, dict[Place, Key]] = {}
@@ -201,7 +201,7 @@ class FirstWrites:
             self._partitions.end_turn()
 
         message = Message(transactions=[_question(transaction, places) for transaction, places in asked.items()])
-        self._peers.ask(broker, ADD_PARTITIONS_TO_TXN, VERSION, message, reply, TIMEOUT_MS)
+        self._ask_peer(broker, ADD_PARTITIONS_TO_TXN, VERSION, message, reply, TIMEOUT_MS, again=False)
 
     # Answers.
 

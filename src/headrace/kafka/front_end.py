@@ -154,7 +154,7 @@ class FrontEnd:
             transactions=self.transactions,
             marker_appends=self.marker_appends,
             first_writes=FirstWrites(
-                self._clock, participant.partitions, lambda: participant.view.image, self.transactions, self.peers
+                self._clock, participant.partitions, lambda: participant.view.image, self.transactions, self.peers.ask
             ),
             producer_ids=self.producer_ids,
             fetch_sessions=FetchSessions(

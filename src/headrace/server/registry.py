@@ -168,7 +168,7 @@ class Registry:
             groups=groups,
             transactions=transactions,
             marker_appends=MarkerAppends(self._partitions, self._not_led_code, lambda _decision: None),
-            first_writes=FirstWrites(clock, self._partitions, lambda: self._view.image, transactions, peers),
+            first_writes=FirstWrites(clock, self._partitions, lambda: self._view.image, transactions, peers.ask),
             producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),
             fetch_sessions=FetchSessions(0, clock.now, secrets.token_bytes),  # there is nothing to fetch
             spawn=self._background.spawn,
