@@ -144,6 +144,22 @@ def test_a_marker_behind_the_answer_makes_a_verification_void_as_well(one: Trans
         one.write(verify=False)
 
 
+@proves("T1")
+def test_a_marker_leaves_the_verification_of_the_next_transaction_alone(one: Transactional) -> None:
+    """With an epoch of its own for each transaction a client may write to the next before the last one's marker is
+    here; a marker that comes again ends nothing at all."""
+    one.write(epoch=3)
+    following = one.partition.verification(7, 4)
+    one.mark(epoch=4, version=2, number=0)
+    assert one.partition.verified(following)
+    one.mark(epoch=4, version=2, number=0)
+    one.write(epoch=4, verify=False)
+    one.mark(epoch=4, number=1)
+    again = one.partition.verification(7, 4)
+    one.mark(epoch=4, number=1)
+    assert one.partition.verified(again)
+
+
 def test_a_verification_holds_for_one_transaction(one: Transactional) -> None:
     one.write()
     one.mark()

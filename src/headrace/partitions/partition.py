@@ -289,11 +289,14 @@ class Partition:
         if log.producers.left_out:
             self._check_producers_whole(header)
         state = log.producers.states.get(producer_id)
-        self._verifications.void(producer_id)
         if state is not None:
             if NO_NUMBER < number <= state.txn_number:
                 return state.marker_offset, state.marker_offset + 1, -1
             self._check_marker(header, coordinator_epoch, state, transaction_version)
+        # A client may write to its next transaction before this marker has come; only where each has an epoch of its
+        # own can that be told from a write that comes late.
+        last_ended = producer_epoch - 1 if transaction_version >= EPOCH_PER_TRANSACTION else producer_epoch
+        self._verifications.void(producer_id, last_ended)
         base_offset = log.append(memoryview(batch), header, core.epoch)
         return base_offset, base_offset + 1, -1
 

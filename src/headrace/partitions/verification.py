@@ -2,9 +2,9 @@
 
 A batch that would open a transaction in a partition is taken only when the transaction's coordinator has said that it
 is going on there. That takes a while, and meanwhile the transaction may end: its marker must not be followed by a batch
-that opens it again, because nothing would end it then. So whoever begins to verify is given a `Verification`, which a
-marker of the producer, a newer epoch of it and the end of the partition's role make void. Of one that is void nothing
-can come. Nothing here survives a crash: a new role verifies anew.
+that opens it again, because nothing would end it then. So whoever begins to verify is given a `Verification`, which the
+transaction's marker, a newer epoch of the producer and the end of the partition's role make void. Of one that is void
+nothing can come. Nothing here survives a crash: a new role verifies anew.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Verifications:
         if known is not None and known.producer_epoch > producer_epoch:
             verification.is_void = True
             return verification
-        self.void(producer_id)
+        self.void(producer_id, producer_epoch)
         self._by_producer[producer_id] = verification
         if len(self._by_producer) > VERIFICATIONS_MAX:
             self._by_producer.popitem(last=False)[1].is_void = True
@@ -62,9 +62,11 @@ class Verifications:
         """The batch was appended: the transaction is open."""
         self._by_producer.pop(producer_id, None)
 
-    def void(self, producer_id: int) -> None:
-        known = self._by_producer.pop(producer_id, None)
-        if known is not None:
+    def void(self, producer_id: int, last_epoch: int) -> None:
+        """Nothing more comes from this epoch of the producer, and from those before."""
+        known = self._by_producer.get(producer_id)
+        if known is not None and known.producer_epoch <= last_epoch:
+            del self._by_producer[producer_id]
             known.is_void = True
 
     def void_all(self) -> None:
