@@ -106,6 +106,27 @@ def test_who_leads_next_reads_back_what_is_pending_and_what_was_decided(
     assert transacting.offset(stable=True) == after
 
 
+@proves("T2")
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_marker_that_comes_while_the_groups_are_loaded_is_not_missed(
+    transacting: Transacting, committed: bool
+) -> None:
+    """A leader takes markers as soon as it leads: its groups, which append nothing before they are open, hear of them
+    all the same."""
+    scene = transacting.scene
+    scene.commit(3)
+    transacting.commit(5)
+    scene.follow()
+    scene.elected()
+    scene.followed.follow()
+    assert scene.committed()[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert transacting.end(committed=committed) == {(OFFSETS_TOPIC, 0): ErrorCode.NONE}
+    assert scene.committed()[0] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    for _ in range(20):
+        scene.clock.run_soon()
+    assert transacting.offset(stable=True) == (5 if committed else 3)
+
+
 def test_transactions_follow_each_other_under_one_epoch_or_several(transacting: Transacting) -> None:
     for number, epoch in enumerate([EPOCH, EPOCH, EPOCH + 1, EPOCH + 2]):
         assert transacting.commit(10 + number, epoch) == [ErrorCode.NONE]

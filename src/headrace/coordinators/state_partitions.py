@@ -208,8 +208,9 @@ class _Load:
         self._needed = partition.core.epoch_start
         """The watermark that all of earlier epochs is below."""
         self._end = self._needed
-        """What is loaded, known when the watermark has come that far. Nothing of this epoch can be above it: state
-        is appended only once it is open, and state of an earlier epoch cannot be appended to this one."""
+        """What is loaded: up to the watermark, and once that is read up to where it has come meanwhile. State of this
+        epoch is appended only once it is open, and state of an earlier one cannot be appended to this; but markers of
+        transactions come as soon as the partition is led, and none that has passed the watermark may be missed."""
         self._offset = partition.log.start_offset
         """Everything below it was seen: replayed, or not there."""
         self._losing_from: int | None = None
@@ -268,6 +269,8 @@ class _Load:
     def _read_piece(self, *, warm: bool) -> None:
         held = self.partition.log
         self._offset = max(self._offset, held.start_offset)  # what lay below was deleted since
+        if self._offset >= self._end:
+            self._end = max(self._end, self.partition.high_watermark)
         if self._offset >= self._end:
             self._open()
             return

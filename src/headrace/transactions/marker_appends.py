@@ -63,7 +63,7 @@ class _Writing:
         self._request = request
         self._done = done
         self._codes: Codes = {}
-        self._waits: list[tuple[Place, Partition, WatermarkWait, bool]] = []
+        self._waits: list[tuple[Place, Partition, WatermarkWait]] = []
         self._left = 0
 
     def append(self, place: Place) -> None:
@@ -98,13 +98,13 @@ class _Writing:
             self._settle(place, error.kafka_code)
 
         wait = WatermarkWait(owner.partitions, partition, needed, passed, failed)
-        self._waits.append((place, partition, wait, is_new))
+        self._waits.append((place, partition, wait))
 
     def written(self, failures: Failures) -> None:
         self._left = 1 + len(self._waits)  # held until all are looked at
-        for place, partition, wait, is_new in self._waits:
+        for place, partition, wait in self._waits:
             error = failures.get(partition.topic_partition)
-            if error is not None and is_new:
+            if error is not None:  # one that was there already may be of this very turn
                 self._settle(place, error.kafka_code)
             else:
                 wait.begin()
@@ -125,7 +125,7 @@ class _Writing:
             self._answer()
 
     def expire(self) -> None:
-        for place, _, _, _ in self._waits:
+        for place, _, _ in self._waits:
             self._codes.setdefault(place, RequestTimedOut.mapping.kafka_code)
         self._answer()
 
