@@ -6,6 +6,8 @@
                there any more, at the end that `reset` says: `earliest` (default) or `latest`
     count      most records in the answer (100); `max_bytes` bounds the bytes of their keys and values (1 MiB)
     wait_ms    how long to wait for the first record (0)
+    isolation  `committed` (default): no records of transactions that are open or were aborted, and nothing behind the
+               first open one; `uncommitted`: all up to the high watermark
     format     `json` (default): records unpacked, text as text, other bytes as base64.
                `binary`: whole record batches as they are in the log, from the one that holds the offset
 
@@ -46,16 +48,18 @@ from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
 from headrace.records import kernel
 from headrace.records.batch import HEADER_BYTES, BatchHeader, batches, read_header
+from headrace.records.isolation import Aborted, AbortedFilter
 from headrace.records.record import Record
 from headrace.settings.quantities import parse_epoch_ms
 from headrace.storage import refusal
-from headrace.storage.log import look_at
+from headrace.storage.log import ReadResult, look_at
 from headrace.storage.page_cache import are_warm
 
 COUNT: Final = 100
 COUNT_MAX: Final = 10_000
 FORMATS: Final = ("json", "binary")
 RESETS: Final = ("earliest", "latest")
+ISOLATIONS: Final = ("committed", "uncommitted")
 MAX_BYTES: Final = 1 << 20
 JSON_MAX_BYTES: Final = 8 << 20
 
@@ -91,10 +95,14 @@ FROM: Final = (
     ),
     Parameter("reset", "Where a group begins that has no offset there.", choice(*RESETS)),
 )
+ISOLATION: Final = Parameter(
+    "isolation", "Whether to leave out what transactions have not committed.", choice(*ISOLATIONS)
+)
 BOUNDS: Final = (
     Parameter("count", f"Most records in the answer ({COUNT}).", number(1, COUNT_MAX)),
     Parameter("max_bytes", f"Most bytes of keys and values ({MAX_BYTES}).", number(1)),
     Parameter("wait_ms", "How long to wait for the first record (0).", number(0)),
+    ISOLATION,
 )
 FETCH: Final = Operation(
     "Records of one partition, from an offset on",
@@ -123,14 +131,30 @@ def handle(exchange: Exchange) -> Response | None:
         max_records=request.integer("count", COUNT, 1, COUNT_MAX),
         max_bytes=request.integer("max_bytes", min(MAX_BYTES, most_bytes), 1, most_bytes),
         binary=format == "binary",
+        committed=reads_committed(request.query),
     ).start()
+
+
+def reads_committed(query: Mapping[str, str]) -> bool:
+    isolation = query.get("isolation", "committed")
+    if isolation not in ISOLATIONS:
+        raise InvalidRequest(f"query parameter isolation: {isolation[:40]!r} is neither committed nor uncommitted")
+    return isolation == "committed"
 
 
 class PendingFetch:
     """One fetch until its answer; waits as a fetch of the Kafka front end does."""
 
     def __init__(
-        self, exchange: Exchange, *, topic: str, partition: int, max_records: int, max_bytes: int, binary: bool
+        self,
+        exchange: Exchange,
+        *,
+        topic: str,
+        partition: int,
+        max_records: int,
+        max_bytes: int,
+        binary: bool,
+        committed: bool,
     ) -> None:
         self.answered = False
         self._exchange = exchange
@@ -139,6 +163,7 @@ class PendingFetch:
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._binary = binary
+        self._committed = committed
         self._offset = 0
 
     def start(self) -> Response | None:
@@ -147,9 +172,9 @@ class PendingFetch:
         partition = self._partition()
         check_start(request.query)
         self._offset = first_offset(services, partition, request.query)
-        if not wait_ms or has_data(partition, self._offset):
+        if not wait_ms or has_data(partition, self._offset, self._committed):
             return self._collect()
-        partition.wait_for_data(self)
+        partition.wait_for_data(self, committed=self._committed)
         services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
         return None
 
@@ -170,13 +195,18 @@ class PendingFetch:
 
     def _collect(self) -> Response | None:
         self.answered = True
-        return BatchRead(self._exchange, self._partition, self._offset, self._max_bytes, self._answer).collect()
+        reading = BatchRead(
+            self._exchange, self._partition, self._offset, self._max_bytes, self._answer, committed=self._committed
+        )
+        return reading.collect()
 
-    def _answer(self, partition: Partition, slices: Sequence[FileSlice]) -> Response:
+    def _answer(self, partition: Partition, slices: Sequence[FileSlice], aborted: AbortedFilter) -> Response:
         with refusal.reading(partition.topic_partition):
             if self._binary:
-                return self._answer_binary(partition, slices)
-            records, next_offset, _ = unpack(partition, slices, self._offset, self._max_records, self._max_bytes)
+                return self._answer_binary(partition, slices, aborted)
+            records, next_offset, _ = unpack(
+                partition, slices, aborted, self._offset, self._max_records, self._max_bytes
+            )
         return json_response(
             {
                 "topic": self._topic,
@@ -188,8 +218,8 @@ class PendingFetch:
             }
         )
 
-    def _answer_binary(self, partition: Partition, slices: Sequence[FileSlice]) -> Response:
-        whole, next_offset = _whole_batches(slices, self._offset, self._max_records)
+    def _answer_binary(self, partition: Partition, slices: Sequence[FileSlice], aborted: AbortedFilter) -> Response:
+        whole, next_offset = _whole_batches(slices, aborted, self._offset, self._max_records)
         partition.traffic.records_out += next_offset - self._offset
         partition.traffic.bytes_out += sum(piece.count for piece in whole)
         positions = (
@@ -202,7 +232,8 @@ class PendingFetch:
 
 class BatchRead:
     """What a partition has from an offset on, handed to `done` once it was checked and can be read without a wait for
-    the disk. `find` is asked again after each wait: the partition may be led elsewhere by then.
+    the disk, with what tells batches of aborted transactions. `find` is asked again after each wait: the partition may
+    be led elsewhere by then.
     """
 
     def __init__(
@@ -211,19 +242,22 @@ class BatchRead:
         find: Callable[[], Partition],
         offset: int,
         max_bytes: int,
-        done: Callable[[Partition, Sequence[FileSlice]], Response | None],
+        done: Callable[[Partition, Sequence[FileSlice], AbortedFilter], Response | None],
+        *,
+        committed: bool,
     ) -> None:
         self._exchange = exchange
         self._find = find
         self._offset = offset
         self._max_bytes = max_bytes
         self._done = done
+        self._committed = committed
 
     def collect(self, *, warm: bool = False) -> Response | None:
         """What `done` answers, if nothing has to be waited for; else it is run by the exchange later."""
         exchange, disk = self._exchange, self._exchange.services.disk
         partition = self._find()
-        found = partition.read(self._offset, self._max_bytes, warm=warm)
+        found, aborted = _read(partition, self._offset, self._max_bytes, self._committed, warm=warm)
         if found.unchecked is not None:
 
             def again() -> None:
@@ -232,13 +266,30 @@ class BatchRead:
             if are_warm(disk, found.wanted, again):
                 exchange.services.clock.call_soon(again)
             return None
-        if are_warm(disk, found.slices, lambda: exchange.run(lambda _: self._done(partition, found.slices))):
-            return self._done(partition, found.slices)
+
+        def done() -> Response | None:
+            return self._done(partition, found.slices, AbortedFilter(aborted))
+
+        if are_warm(disk, found.slices, lambda: exchange.run(lambda _: done())):
+            return done()
         return None
 
 
+def _read(
+    partition: Partition, offset: int, max_bytes: int, committed: bool, *, warm: bool = False
+) -> tuple[ReadResult, Sequence[Aborted]]:
+    if committed:
+        return partition.read_committed(offset, max_bytes, warm=warm)
+    return partition.read(offset, max_bytes, warm=warm), ()
+
+
 def unpack(
-    partition: Partition, slices: Sequence[FileSlice], offset: int, max_records: int, max_bytes: int
+    partition: Partition,
+    slices: Sequence[FileSlice],
+    aborted: AbortedFilter,
+    offset: int,
+    max_records: int,
+    max_bytes: int,
 ) -> tuple[list[Record], int, int]:
     """The records from the offset on, at least one if there is one, the offset to go on with, and the bytes of their
     keys and values; counted as sent.
@@ -246,10 +297,11 @@ def unpack(
     found: list[Record] = []
     found_bytes = 0
     next_offset = offset
-    for header, view in batches(memoryview(_read(slices))):
+    for header, view in batches(memoryview(_bytes_of(slices))):
+        hidden = aborted.hides(header) or header.is_control
         if header.next_offset <= offset:
             continue
-        for record in () if header.is_control else _records(partition, header, view):
+        for record in () if hidden else _records(partition, header, view):
             if record.offset < offset:
                 continue
             size_bytes = len(record.key or b"") + len(record.value or b"")
@@ -269,8 +321,8 @@ def _counted(
     return found, next_offset, found_bytes
 
 
-def has_data(partition: Partition, offset: int) -> bool:
-    found = partition.read(offset, 1)
+def has_data(partition: Partition, offset: int, committed: bool) -> bool:
+    found, _ = _read(partition, offset, 1, committed)
     return found.count > 0 or found.unchecked is not None
 
 
@@ -290,23 +342,23 @@ def first_offset(services: HttpServices, partition: Partition, query: Mapping[st
     """Where a query that was checked says to begin in this partition."""
     group = query.get("group")
     if group is None:
-        return _named_offset(partition, query.get("offset", "earliest"))
+        return _named_offset(partition, query, "offset")
     committed = committed_offset(services, group, *partition.topic_partition)
     if committed is not None:
         with suppress(OffsetOutOfRange):
             partition.read(committed, 1)
             return committed
-    return _named_offset(partition, query.get("reset", "earliest"))
+    return _named_offset(partition, query, "reset")
 
 
-def _named_offset(partition: Partition, given: str) -> int:
+def _named_offset(partition: Partition, query: Mapping[str, str], parameter: str) -> int:
+    given = query.get(parameter, "earliest")
     if given == "earliest":
         return partition.first_offset()
-    if given == "latest":
-        return partition.high_watermark
-    if given.startswith("@"):
-        found = partition.log.offset_for_time(_number_of(given))
-        return partition.high_watermark if found is None else min(found.offset, partition.high_watermark)
+    if given == "latest" or given.startswith("@"):
+        end = partition.last_stable_offset if reads_committed(query) else partition.high_watermark
+        found = partition.log.offset_for_time(_number_of(given)) if given != "latest" else None
+        return end if found is None else min(found.offset, end)
     return _number_of(given)
 
 
@@ -325,7 +377,7 @@ def _number_of(given: str) -> int:
         raise InvalidRequest(f"{error}, earliest, latest or @ and seconds since 1970") from None
 
 
-def _read(slices: Sequence[FileSlice]) -> bytes:
+def _bytes_of(slices: Sequence[FileSlice]) -> bytes:
     return b"".join([piece.read() for piece in slices])
 
 
@@ -341,21 +393,29 @@ def _records(partition: Partition, header: BatchHeader, view: memoryview) -> lis
         ) from None
 
 
-def _whole_batches(slices: Sequence[FileSlice], offset: int, max_records: int) -> tuple[list[FileSlice], int]:
-    """The slices without a cut batch at the end, up to the batch that reaches the count; and the offset after them."""
+def _whole_batches(
+    slices: Sequence[FileSlice], aborted: AbortedFilter, offset: int, max_records: int
+) -> tuple[list[FileSlice], int]:
+    """The slices without a cut batch at the end and without aborted ones, up to the batch that reaches the count; and
+    the offset after them."""
     whole: list[FileSlice] = []
     found, next_offset = 0, offset
     for piece in slices:
-        position, end = piece.position, piece.position + piece.count
-        while end - position >= HEADER_BYTES and found < max_records:
-            header = read_header(piece.part(position - piece.position, HEADER_BYTES).read())
-            if header.size_bytes > end - position:
+        begin, at = 0, 0
+        while piece.count - at >= HEADER_BYTES and found < max_records:
+            header = read_header(piece.part(at, HEADER_BYTES).read())
+            if header.size_bytes > piece.count - at:
                 break
-            position += header.size_bytes
-            found += header.last_offset - max(offset, header.base_offset) + 1
+            if aborted.hides(header):
+                if at > begin:
+                    whole.append(piece.part(begin, at - begin))
+                begin = at + header.size_bytes
+            else:
+                found += header.last_offset - max(offset, header.base_offset) + 1
+            at += header.size_bytes
             next_offset = header.next_offset
-        if position > piece.position:
-            whole.append(piece.part(0, position - piece.position))
+        if at > begin:
+            whole.append(piece.part(begin, at - begin))
     return whole, next_offset
 
 

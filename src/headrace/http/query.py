@@ -4,6 +4,7 @@
     from, to          only records with a time from `from` to before `to`, in ms
     count             most records in the answer (100)
     order             `newest` (default): by time, the newest first; `offset`: by partition and offset
+    isolation         `committed` (default) or `uncommitted`, as in http.fetch
     partition         only this one; then `first` and `next` bound the offsets, `next` being outside
 
 Of each partition the newest records (with `offset`: the first) are taken, up to the count. `more` tells that there are
@@ -34,7 +35,7 @@ from headrace.http.description import (
 )
 from headrace.http.description import COUNT as ANY_COUNT
 from headrace.http.exchange import Exchange
-from headrace.http.fetch import COUNT, COUNT_MAX, JSON_MAX_BYTES, shown_record
+from headrace.http.fetch import COUNT, COUNT_MAX, ISOLATION, JSON_MAX_BYTES, reads_committed, shown_record
 from headrace.http.message import OFFSET_MAX, PARTITION_MAX, Request, Response, error_response, json_response
 from headrace.http.produce import led_partition
 from headrace.http.topic_fetch import PLACED_RECORD
@@ -65,6 +66,7 @@ QUERY: Final = Operation(
         Parameter("to", "Only records older than this, in ms.", number(-TIME_MAX, TIME_MAX)),
         Parameter("count", f"Most records in the answer ({COUNT}).", number(1, COUNT_MAX)),
         Parameter("order", "The newest first, or by partition and offset.", choice(*ORDERS)),
+        ISOLATION,
         Parameter("partition", "Only this one.", PARTITION),
         Parameter("first", "With partition: only offsets from here on.", OFFSET),
         Parameter("next", "With partition: only offsets before.", OFFSET),
@@ -104,6 +106,7 @@ def _wanted(request: Request, partitions: int) -> Wanted:
         newest_first=order == "newest",
         max_records=request.integer("count", COUNT, 1, COUNT_MAX),
         max_bytes=max(1, JSON_MAX_BYTES // partitions),
+        committed=reads_committed(request.query),
     )
 
 
@@ -134,7 +137,7 @@ class PendingQuery:
             indexes.query(
                 partition.topic_partition,
                 self._wanted,
-                partition.high_watermark,
+                partition.last_stable_offset if self._wanted.committed else partition.high_watermark,
                 lambda found, index=index: self._answered(index, found),  # type: ignore[misc]
             )
 

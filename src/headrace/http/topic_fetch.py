@@ -5,6 +5,7 @@
                `@` and a time, as in http.fetch
     group      begin where this group has committed to, with `reset` as in http.fetch; then no cursor is needed
     count, max_bytes, wait_ms   as in http.fetch, for all partitions together
+    isolation  as in http.fetch
 
 Records of a partition come in its order, one partition after the other; the next request begins with another one.
 `offsets` is what a group commits once it has dealt with these records: the body of POST /groups/{group}/offsets.
@@ -30,6 +31,7 @@ from headrace.http.services import HttpServices
 from headrace.http.topics import known_topic
 from headrace.partitions.partition import Partition
 from headrace.ports.disk import FileSlice
+from headrace.records.isolation import AbortedFilter
 from headrace.storage import refusal
 
 PLACED_RECORD: Final = closed({"partition": PARTITION, **fetch.RECORD_FIELDS}, fetch.RECORD_BYTES, title="PlacedRecord")
@@ -86,6 +88,7 @@ def handle(exchange: Exchange) -> Response | None:
         cursor | positions,
         max_records=request.integer("count", fetch.COUNT, 1, fetch.COUNT_MAX),
         max_bytes=request.integer("max_bytes", fetch.MAX_BYTES, 1, fetch.JSON_MAX_BYTES),
+        committed=fetch.reads_committed(request.query),
     )
     return waiting.start(request.integer("wait_ms", 0, 0, services.settings["request.timeout.max.ms"]))
 
@@ -112,7 +115,14 @@ class TopicFetch:
     """One fetch from many partitions until its answer."""
 
     def __init__(
-        self, exchange: Exchange, topic: str, positions: dict[int, int], *, max_records: int, max_bytes: int
+        self,
+        exchange: Exchange,
+        topic: str,
+        positions: dict[int, int],
+        *,
+        max_records: int,
+        max_bytes: int,
+        committed: bool,
     ) -> None:
         self.answered = False
         self._exchange = exchange
@@ -120,6 +130,7 @@ class TopicFetch:
         self._positions = positions
         self._room = max_records
         self._room_bytes = max_bytes
+        self._committed = committed
         self._rows: list[dict[str, Any]] = []
         self._to_read: list[int] = []
         self._arrived = False
@@ -128,10 +139,13 @@ class TopicFetch:
 
     def start(self, wait_ms: int) -> Response | None:
         services, led = self._exchange.services, _led(self._exchange.services, self._topic)
-        if not wait_ms or any(has_data(partition, self._positions[index]) for index, partition in led.items()):
+        committed = self._committed
+        if not wait_ms or any(
+            has_data(partition, self._positions[index], committed) for index, partition in led.items()
+        ):
             return self._collect()
         for partition in led.values():
-            partition.wait_for_data(self)
+            partition.wait_for_data(self, committed=committed)
         services.partitions.deadlines.add(services.clock.now() + wait_ms / 1000, self)
         return None
 
@@ -160,7 +174,12 @@ class TopicFetch:
             try:
                 find = partial(self._partition, index)
                 BatchRead(
-                    self._exchange, find, self._positions[index], self._room_bytes, partial(self._take, index)
+                    self._exchange,
+                    find,
+                    self._positions[index],
+                    self._room_bytes,
+                    partial(self._take, index),
+                    committed=self._committed,
                 ).collect()
             finally:
                 self._looping = False
@@ -172,10 +191,12 @@ class TopicFetch:
         services = self._exchange.services
         return led_partition(services, known_topic(services, self._topic), index)
 
-    def _take(self, index: int, partition: Partition, slices: Sequence[FileSlice]) -> Response | None:
+    def _take(
+        self, index: int, partition: Partition, slices: Sequence[FileSlice], aborted: AbortedFilter
+    ) -> Response | None:
         with refusal.reading(partition.topic_partition):
             records, after, taken_bytes = unpack(
-                partition, slices, self._positions[index], self._room, self._room_bytes
+                partition, slices, aborted, self._positions[index], self._room, self._room_bytes
             )
         self._rows += [{"partition": index, **shown_record(record)} for record in records]
         self._positions[index] = after

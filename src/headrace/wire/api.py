@@ -133,7 +133,7 @@ _ROWS: Final = (
 
 KAFKA_APIS: Final[dict[int, Api]] = {row.key: row for row in _ROWS}
 HEADRACE_APIS: Final[dict[int, Api]] = {
-    KEY_QUERY: _row(KEY_QUERY, "KeyQuery", versions=(0, 0), flexible_from=0),
+    KEY_QUERY: _row(KEY_QUERY, "KeyQuery", versions=(0, 1), flexible_from=0),
     REPLICA_POSITIONS: _row(REPLICA_POSITIONS, "ReplicaPositions", versions=(0, 0), flexible_from=0),
     PLAN_PLACEMENT: _row(PLAN_PLACEMENT, "PlanPlacement", versions=(0, 0), flexible_from=0),
     ACCEPT_METADATA: _row(ACCEPT_METADATA, "AcceptMetadata", versions=(0, 0), flexible_from=0),

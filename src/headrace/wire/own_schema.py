@@ -102,23 +102,26 @@ _DOUBT = _struct(
     _field("difference_count", "int32"),
     _array("differences", _DIFFERENCE),
 )
+_KEY_QUERY = (
+    _field("topic", "string"),
+    _field("key", "bytes"),
+    _field("from_ms", "int64"),
+    _field("to_ms", "int64"),
+    _field("newest_first", "bool"),
+    _field("max_records", "int32"),
+    _field("max_bytes", "int32"),
+    _array("partitions", _ASKED),
+)
+_KEY_QUERY_ANSWER = _struct(
+    "KeyQueryResponse",
+    _field("throttle_time_ms", "int32"),
+    _array("partitions", _ANSWERED),
+)
 STRUCTS: Final[dict[tuple[int, int, Direction], Struct]] = {
-    (KEY_QUERY, 0, "request"): _struct(
-        "KeyQueryRequest",
-        _field("topic", "string"),
-        _field("key", "bytes"),
-        _field("from_ms", "int64"),
-        _field("to_ms", "int64"),
-        _field("newest_first", "bool"),
-        _field("max_records", "int32"),
-        _field("max_bytes", "int32"),
-        _array("partitions", _ASKED),
-    ),
-    (KEY_QUERY, 0, "response"): _struct(
-        "KeyQueryResponse",
-        _field("throttle_time_ms", "int32"),
-        _array("partitions", _ANSWERED),
-    ),
+    (KEY_QUERY, 0, "request"): _struct("KeyQueryRequest", *_KEY_QUERY),
+    (KEY_QUERY, 0, "response"): _KEY_QUERY_ANSWER,
+    (KEY_QUERY, 1, "request"): _struct("KeyQueryRequest", *_KEY_QUERY, _field("isolation_level", "int8")),
+    (KEY_QUERY, 1, "response"): _KEY_QUERY_ANSWER,
     (REPLICA_POSITIONS, 0, "request"): _struct("ReplicaPositionsRequest"),
     (REPLICA_POSITIONS, 0, "response"): _struct(
         "ReplicaPositionsResponse",

@@ -22,6 +22,7 @@ from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import ErrorCode
 from headrace.records import kernel
 from headrace.records.batch import batches
+from headrace.records.isolation import Isolation
 from headrace.records.record import Record
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -203,7 +204,7 @@ def _ask(
             part = Message(partition_index=number, first_offset=first, next_offset=end)
             by_leader.setdefault(cluster.leader(wanted.topic, number), []).append(part)
         requests = [
-            (leader, Request(apis.KEY_QUERY, _request(wanted, parts, newest_first, page)))
+            (leader, Request(apis.KEY_QUERY, _request(cluster.isolation, wanted, parts, newest_first, page)))
             for leader, parts in by_leader.items()
         ]
         found: dict[int, Message] = {}
@@ -217,7 +218,9 @@ def _ask(
     return cluster.retry(ask)
 
 
-def _request(wanted: RecordQuery, partitions: list[Message], newest_first: bool, page: int) -> Message:
+def _request(
+    isolation: Isolation, wanted: RecordQuery, partitions: list[Message], newest_first: bool, page: int
+) -> Message:
     return Message(
         topic=wanted.topic,
         key=wanted.key,
@@ -227,4 +230,5 @@ def _request(wanted: RecordQuery, partitions: list[Message], newest_first: bool,
         max_records=page,
         max_bytes=PAGE_BYTES,
         partitions=partitions,
+        isolation_level=isolation,
     )

@@ -1,4 +1,6 @@
-"""KeyQuery, version 0, Headrace's own: records by key, through the key index. See `wire.own_schema` for its fields."""
+"""KeyQuery, versions 0 to 1, Headrace's own: records by key, through the key index. 1: the isolation level; 0 reads
+what is committed. See `wire.own_schema` for its fields.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from typing import Final
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.kafka import leader_lookup
 from headrace.kafka.connection import Request
+from headrace.records.isolation import Isolation
 from headrace.storage.keys.builder import no_index
 from headrace.storage.keys.query import KeyQueryResult, Wanted
 from headrace.wire.message import Message
 
+ISOLATION_FROM: Final = 1
 RECORDS_MAX: Final = 100_000
 PARTITIONS_MAX: Final = 10_000
 
@@ -46,6 +50,8 @@ class PendingQuery:
         if body.max_records <= 0:
             self._answered(place, Message(error_code=ErrorCode.NONE, **positions))
             return
+        committed = self._request.version < ISOLATION_FROM or body.isolation_level == Isolation.COMMITTED
+        limit = partition.last_stable_offset if committed else partition.high_watermark
         most_bytes = services.settings["fetch.max.bytes"] // len(self._asked)
         wanted = Wanted(
             key=bytes(body.key),
@@ -56,6 +62,7 @@ class PendingQuery:
             newest_first=body.newest_first,
             max_records=min(body.max_records, RECORDS_MAX),
             max_bytes=max(1, min(body.max_bytes, most_bytes)),
+            committed=committed,
         )
 
         def answered(found: KeyQueryResult | HeadraceError) -> None:
@@ -66,7 +73,7 @@ class PendingQuery:
                 answer = Message(searched=found.searched, done=found.done, records=records, **positions)
                 self._answered(place, answer)
 
-        services.key_indexes.query(partition.topic_partition, wanted, partition.high_watermark, answered)
+        services.key_indexes.query(partition.topic_partition, wanted, limit, answered)
 
     def _answered(self, place: int, answer: Message) -> None:
         answer.partition_index = self._asked[place].partition_index

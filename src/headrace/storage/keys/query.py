@@ -44,6 +44,8 @@ class Wanted:
     newest_first: bool = True
     max_records: int = 1000
     max_bytes: int = 1 << 20
+    committed: bool = True
+    """Leave out records of aborted transactions; where those that are open begin, the limit of the search says."""
 
 
 @dataclass(slots=True)
@@ -182,7 +184,15 @@ class Search:
         data = b"".join([piece.read() for piece in found.slices])
         if data:
             header = read_header(data)
-            self._batch = _Batch(header, memoryview(data)[: header.size_bytes])
+            shown = not (self._wanted.committed and self._is_aborted(header))
+            self._batch = _Batch(header, memoryview(data)[: header.size_bytes], shown=shown)
+
+    def _is_aborted(self, header: BatchHeader) -> bool:
+        """Whether the batch lies within an aborted transaction of its producer."""
+        if not header.is_transactional:
+            return False
+        aborted = self._log.aborted(header.base_offset, header.next_offset)
+        return any(producer == header.producer_id for producer, _ in aborted)
 
     def _keep(self) -> None:
         """Take what was chosen of the batch at hand into the answer."""
@@ -195,11 +205,11 @@ class Search:
 class _Batch:
     """A batch of the log, and which of its records are wanted."""
 
-    def __init__(self, header: BatchHeader, view: memoryview) -> None:
+    def __init__(self, header: BatchHeader, view: memoryview, *, shown: bool) -> None:
         self.header = header
         self._chosen: list[int] = []
         self._columns: Columns | None = None
-        if not header.is_control and header.record_count > 0:
+        if shown and not header.is_control and header.record_count > 0:
             with contextlib.suppress(InvalidRecord):  # nobody can read such records, so nobody misses them
                 self._columns = kernel.columns(view)
 
