@@ -9,6 +9,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from report import table
 
@@ -85,13 +86,18 @@ def main() -> None:
         found = kernel.records(memoryview(batch))
         loading.replay((bytes(one.key), one.value) for one in found if one.key is not None)
 
-    turns = [seconds(lambda batch=batch: load(batch)) for batch in batches]
+    turns = [seconds(partial(load, batch)) for batch in batches]
     opening_s = seconds(loading.ready)
     later_s = seconds(lambda: clock.advance(0.001))
     after_mb = rss_mb()
     replies: list[InitReply] = []
     last = f"orders-service-{options.ids - 1:08d}"
-    init_s = seconds(lambda: [coordinator.init(last, InitRequest(60_000), replies.append) for _ in range(1000)])
+
+    def init_often() -> None:
+        for _ in range(1000):
+            coordinator.init(last, InitRequest(60_000), replies.append)
+
+    init_s = seconds(init_often)
     assert all(reply.error_code == 0 for reply in replies)
     rows = [
         ["transactional ids", f"{options.ids:,}, {options.open:,} of them with an open transaction"],
