@@ -15,8 +15,10 @@ from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.produce import produce
 from headrace.client.producer.request import Outgoing
 from headrace.records import kernel
+from headrace.storage.folder import PARTITIONED, SHARED
 from proving import proves
 from storage.harness import append, batch, real_harness
+from storage.transactional import Writer
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +157,31 @@ def test_how_to_convert_is_told(alone: Run, tmp_path: Path) -> None:
     refused = alone("log", "convert", "--to", "shared", "--data", str(tmp_path), exit_code=1).stderr
     assert "is not the data folder of a broker" in refused
     assert not list(tmp_path.iterdir())
+
+
+@proves("T2")
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_open_aborted_and_committed_transactions_are_named(alone: Run, tmp_path: Path, layout: str) -> None:
+    data = tmp_path / "data"
+    writer = Writer()
+    for harness in real_harness(str(data), layout):
+        log = harness.log()
+        for producer_id, committed in ((1, True), (2, False), (3, None)):
+            writer.write(log, producer_id)
+            if committed is not None:
+                writer.mark(log, producer_id, committed=committed)
+        append(log, batch(b"plain"))
+        harness.write()
+        assert harness.store is not None
+        assert harness.store.close()
+        harness.store = None
+    shown = json.loads(alone("log", "verify", str(data), "--json").stdout)
+    assert shown["whole"]
+    (partition,) = shown["partitions"]
+    assert partition["transactions"] == {"committed": 1, "aborted": 1, "open": [{"producer_id": 3, "first": 4}]}
+    text = alone("log", "verify", str(data)).stdout
+    assert "orders-0: transactions: 1 committed, 1 aborted, 1 open" in text
+    assert "orders-0: open since offset 4, of producer 3" in text
+    dumped = [json.loads(line) for line in alone("log", "dump", str(data), "--json").stdout.splitlines()]
+    outcomes = ["committed", "committed here", "aborted", "aborted here", "open", None]
+    assert [each["transaction"] for each in dumped] == outcomes

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Any, Final
 
 import click
@@ -25,13 +26,15 @@ from headrace.records.codecs import Codec
 from headrace.storage import folder
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem, SegmentReport
+from headrace.storage.offline.transactions import ABORTED, COMMITTED, TransactionSurvey
+from headrace.storage.offline.transactions import NONE as NO_TRANSACTION
 from headrace.storage.offline.verify import dump as dump_batches
 from headrace.storage.offline.verify import inspect_folder
 from headrace.storage.offline.verify import reports as verify_reports
 from headrace.system.disk import SystemDisk
 
 LOG_ENDING: Final = ".log"
-_DUMP_LINE: Final = "{:<24} {:>12} {:>12} {:>8} {:>10} {:<7} {:<24} {:>8} {}"
+_DUMP_LINE: Final = "{:<24} {:>12} {:>12} {:>8} {:>10} {:<7} {:<24} {:>8} {:<14} {}"
 
 
 def _selection(command: click.decorators.FC) -> click.decorators.FC:
@@ -105,6 +108,8 @@ def _show_verified(
     ]
     if rows:
         show_table(rows, ("partition", "segment", "first", "next", "batches", "records", "bytes", "compacted"))
+    for report in reports:
+        _show_transactions(report)
     for stray in strays:
         click.echo(f"set aside, not checked: {stray}")
     for problem in problems:
@@ -117,6 +122,16 @@ def _show_verified(
     click.echo(f"{data} is {'whole' if not problems else f'NOT whole, problems: {len(problems)}'}; {content}")
 
 
+def _show_transactions(report: PartitionReport) -> None:
+    found = report.transactions
+    if not found.ended and not found.opened:
+        return
+    counts = f"{found.count(COMMITTED)} committed, {found.count(ABORTED)} aborted, {len(found.opened)} open"
+    click.echo(f"{report.topic_partition}: transactions: {counts}")
+    for producer_id, first_offset in found.opened.items():
+        click.echo(f"{report.topic_partition}: open since offset {first_offset}, of producer {producer_id}")
+
+
 def _partition_row(report: PartitionReport) -> dict[str, Any]:
     return {
         "topic": report.topic_partition.topic,
@@ -125,6 +140,11 @@ def _partition_row(report: PartitionReport) -> dict[str, Any]:
         "start": report.start_offset,
         "end": report.end_offset,
         "segments": [{"path": segment.path, **_segment_row(segment)} for segment in report.segments],
+        "transactions": {
+            "committed": report.transactions.count(COMMITTED),
+            "aborted": report.transactions.count(ABORTED),
+            "open": [{"producer_id": id_, "first": first} for id_, first in report.transactions.opened.items()],
+        },
     }
 
 
@@ -152,22 +172,34 @@ def dump(data: str, topic: str | None, partition: int | None, as_json: bool, wit
     _warn_of_broker(folder.holder(disk, data))
     chosen = _choose(disk, data, topic, partition)
     if not as_json:
-        columns = ("PARTITION", "FIRST", "LAST", "RECORDS", "BYTES", "CODEC", "TIMESTAMP", "PRODUCER", "PLACE")
-        click.echo(_DUMP_LINE.format(*columns))
+        columns = ("PARTITION", "FIRST", "LAST", "RECORDS", "BYTES", "CODEC", "TIMESTAMP", "PRODUCER")
+        click.echo(_DUMP_LINE.format(*columns, "TRANSACTION", "PLACE"))
     broken = 0
     for topic_partition in chosen:
+        transactions = _transactions(disk, data, topic_partition)
         for found in dump_batches(disk, data, topic_partition):
             if isinstance(found, Problem):
                 broken += 1
                 click.echo(json.dumps({"problem": _problem_row(found)}) if as_json else str(found))
                 continue
-            click.echo(json.dumps(_batch_row(found)) if as_json else _batch_line(found))
+            outcome = transactions.of_batch(found.header)
+            click.echo(json.dumps(_batch_row(found, outcome)) if as_json else _batch_line(found, outcome))
             if with_records:
                 broken += _print_records(disk, found)
     return 1 if broken else 0
 
 
-def _batch_row(found: DumpedBatch) -> dict[str, Any]:
+def _transactions(disk: SystemDisk, data: str, topic_partition: TopicPartition) -> TransactionSurvey:
+    """What became of them is told by markers further on, so all batches are looked at before the first is printed."""
+    survey = TransactionSurvey()
+    for found in dump_batches(disk, data, topic_partition):
+        if isinstance(found, DumpedBatch) and found.header.is_transactional:
+            with closing(disk.open(found.path)) as file:
+                survey.add(file, found.position, found.header)
+    return survey
+
+
+def _batch_row(found: DumpedBatch, transaction: str) -> dict[str, Any]:
     header = found.header
     return {
         "topic": found.topic_partition.topic,
@@ -183,12 +215,13 @@ def _batch_row(found: DumpedBatch) -> dict[str, Any]:
         "producer_epoch": header.producer_epoch,
         "sequence": header.base_sequence,
         "control": header.is_control,
+        "transaction": None if transaction == NO_TRANSACTION else transaction,
         "path": found.path,
         "position": found.position,
     }
 
 
-def _batch_line(found: DumpedBatch) -> str:
+def _batch_line(found: DumpedBatch, transaction: str) -> str:
     header = found.header
     return _DUMP_LINE.format(
         str(found.topic_partition),
@@ -199,6 +232,7 @@ def _batch_line(found: DumpedBatch) -> str:
         _codec_name(header.codec),
         format_time_ms(header.max_timestamp_ms),
         header.producer_id if header.producer_id >= 0 else "-",
+        transaction,
         f"{os.path.basename(found.path)}:{found.position}",
     )
 

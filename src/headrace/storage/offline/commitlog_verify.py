@@ -25,6 +25,7 @@ from headrace.storage.log import TopicPartition
 from headrace.storage.offline.commitlog_survey import Folder, Partition
 from headrace.storage.offline.overlay import OverlayDisk
 from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem, SegmentReport
+from headrace.storage.offline.transactions import TransactionSurvey
 from headrace.storage.producers import SNAPSHOT
 from headrace.storage.scan import Broken, Chain, scan, walk
 
@@ -84,6 +85,7 @@ class _PartitionCheck:
     partition: Partition
     problems: list[Problem] = field(default_factory=list)
     segments: list[_Segment] = field(default_factory=list)
+    transactions: TransactionSurvey = field(default_factory=TransactionSurvey)
 
     def report(self) -> PartitionReport:
         each, self.problems = self.partition, self.partition.problems
@@ -106,6 +108,7 @@ class _PartitionCheck:
             each.end_offset,
             tuple(segment.report() for segment in self.segments),
             tuple(self.problems),
+            self.transactions,
         )
 
     def _add(self, path: str, what: str, position: int | None = None, offset: int | None = None) -> None:
@@ -122,6 +125,7 @@ class _PartitionCheck:
         segment.batches += 1
         segment.records += header.record_count
         segment.size_bytes += header.size_bytes
+        self.transactions.add(file, position, header)
         right = epochs.epoch_at(header.base_offset) if epochs is not None else None
         if right is not None and right != header.leader_epoch:
             what = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.records.batch import BatchHeader
 from headrace.storage.log import TopicPartition
+from headrace.storage.offline.transactions import TransactionSurvey
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class PartitionReport:
     end_offset: int
     segments: tuple[SegmentReport, ...]
     problems: tuple[Problem, ...]
+    transactions: TransactionSurvey = field(default_factory=TransactionSurvey)
 
     @property
     def batches(self) -> int:

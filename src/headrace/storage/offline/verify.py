@@ -30,6 +30,7 @@ from headrace.storage.offline.report import (
     Problem,
     SegmentReport,
 )
+from headrace.storage.offline.transactions import TransactionSurvey
 from headrace.storage.producers import SNAPSHOT
 from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.segments.index import LOW_HALF, TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closed_entries
@@ -125,9 +126,11 @@ class _Partition:
         bases = _offsets(self._disk, self._path, LOG)
         chain_epochs = self._epochs(bool(bases))
         reports: list[SegmentReport] = []
+        transactions = TransactionSurvey()
         for nth, base_offset in enumerate(bases):
             next_base = bases[nth + 1] if nth + 1 < len(bases) else None
-            segment = _SegmentCheck(self._disk, f"{self._path}/{base_offset:020d}", base_offset, next_base)
+            stem = f"{self._path}/{base_offset:020d}"
+            segment = _SegmentCheck(self._disk, stem, base_offset, next_base, transactions)
             segment.must_be_closed = next_base is not None or (self._point is not None and self._point.clean)
             reports.append(segment.run(chain_epochs, self._problems))
         self._snapshots()
@@ -144,6 +147,7 @@ class _Partition:
             end_offset,
             tuple(reports),
             tuple(self._problems),
+            transactions,
         )
 
     def _problem(self, path: str, what: str, position: int | None = None, offset: int | None = None) -> None:
@@ -183,6 +187,7 @@ class _SegmentCheck:
     stem: str
     base_offset: int
     next_base: int | None
+    transactions: TransactionSurvey
     must_be_closed: bool = False
     problems: list[Problem] = field(default_factory=list)
 
@@ -205,6 +210,7 @@ class _SegmentCheck:
                 index.skip()
                 continue
             index.batch(found.position, found.header)
+            self.transactions.add(file, found.position, found.header)
             batches += 1
             records += found.header.record_count
             expected = found.header.next_offset
