@@ -173,3 +173,16 @@ def test_a_flood_of_metadata_requests_is_bounded_by_what_the_peer_reads(
     assert broker.memory_bytes() - before < 16 << 20
     for _ in range(500):
         assert len(greedy.receive(apis.METADATA, 9)[1].topics[0].partitions) == 500
+
+
+@proves("G17")
+@pytest.mark.parametrize("name", [None, ""])
+def test_a_topic_is_asked_for_by_its_id_with_no_name_or_an_empty_one(
+    broker: Broker, connect: Connect, topic: str, name: str | None
+) -> None:
+    raw = connect(broker)
+    asked = [Message(name=topic, topic_id=bytes(16))]
+    (known,) = raw.call(apis.METADATA, 12, topics=asked, allow_auto_topic_creation=True).topics
+    asked = [Message(name=name, topic_id=known.topic_id)]
+    (found,) = raw.call(apis.METADATA, 13, topics=asked, allow_auto_topic_creation=True).topics
+    assert (found.name, found.error_code) == (topic, ErrorCode.NONE)

@@ -25,7 +25,7 @@ def handle(request: Request) -> Message | None:
     asked = request.body.topics
     image = request.services.view.image
     everything = asked is None or (request.version == 0 and not asked)
-    names = () if everything else tuple(topic.name for topic in asked if topic.name is not None)
+    names = () if everything else tuple(topic.name for topic in asked if not _is_by_id(topic))
     missing = [name for name in dict.fromkeys(names) if name not in image.topics]
     may_create = request.version < 4 or request.body.allow_auto_topic_creation
     if missing and may_create and request.services.effective_settings()["auto.create.topics.enable"]:
@@ -64,11 +64,16 @@ async def _create_then_answer(request: Request, missing: list[str]) -> Message:
     return _response(request, _asked(request, errors))
 
 
+def _is_by_id(asked: Message) -> bool:
+    """Java's client has an empty name beside the id, others have none."""
+    return asked.name is None or (not asked.name and asked.topic_id != ZERO_UUID)
+
+
 def _asked(request: Request, errors: dict[str, int]) -> list[Message]:
     image = request.services.view.image
     found = []
     for asked in request.body.topics:
-        if asked.name is not None:
+        if not _is_by_id(asked):
             topic = image.topics.get(asked.name)
             code = errors.get(asked.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             found.append(_topic(request, topic) if topic is not None else _unknown(asked.name, ZERO_UUID, code))
