@@ -17,6 +17,7 @@ from headrace.cluster.leadership import Leadership
 from headrace.errors import ErrorCode, StorageFailed
 from headrace.kafka.connection import Connection
 from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
+from headrace.kafka.fetch_sessions import FetchSessions
 from headrace.metrics import Metrics
 from headrace.partitions import early_refusals
 from headrace.records import kernel
@@ -54,6 +55,7 @@ class Front:
             connections={},
             view=SimpleNamespace(image=Image(PREFIX)),
             broker_id=BROKER,
+            fetch_sessions=FetchSessions(0, self.led.clock.now, bytes),
         )
         keys: Any = PartitionKeys()
         self.keys: PartitionKeys = keys

@@ -1,4 +1,4 @@
-"""ConsumerGroupDescribe, versions 0 and 1. 1: which protocol each member speaks.
+"""ConsumerGroupDescribe, versions 0 to 1. 1: which protocol each member speaks.
 
 Groups of the consumer protocol (KIP-848); classic ones are not found here, but by DescribeGroups.
 """

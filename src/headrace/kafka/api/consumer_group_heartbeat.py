@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat, versions 0 and 1. 1: the member makes its id itself; regular expressions.
+"""ConsumerGroupHeartbeat, versions 0 to 1. 1: the member makes its id itself; regular expressions.
 
 The whole membership of the consumer protocol (KIP-848): joining, going on, leaving. Answered at once when nothing
 changes, else when the change is committed to __consumer_offsets.
