@@ -15,6 +15,7 @@ from headrace.coordinators.record_fields import Record
 from headrace.coordinators.state_log import AppendDone
 from headrace.errors import ErrorCode
 from headrace.transactions.coordinator import TransactionCoordinator
+from headrace.transactions.descriptions import ListFilter
 from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import (
     AddRequest,
@@ -22,6 +23,7 @@ from headrace.transactions.messages import (
     EndRequest,
     InitReply,
     InitRequest,
+    ListedTransaction,
     MarkerRequest,
     Owner,
     Place,
@@ -31,6 +33,7 @@ from headrace.virtual.clock import VirtualClock
 ID = "pay-1"
 TIMEOUT_MS = 10_000
 PLACES = frozenset({("a", 0), ("b", 1)})
+EVERYTHING = ListFilter()
 T = TypeVar("T")
 
 
@@ -135,6 +138,11 @@ class Scene:
 
     def state(self, name: str = ID) -> str:
         return self.coordinator.describe(name).state
+
+    def listed(self, wanted: ListFilter = EVERYTHING) -> dict[str, ListedTransaction]:
+        slices = self.coordinator.list_transactions(wanted)
+        assert not isinstance(slices, int)
+        return {one.transactional_id: one for part in slices for one in part}
 
     # Requests
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headrace.coordinators.state_log import partition_of
 from headrace.errors import CorruptBatch, ErrorCode
 from headrace.transactions.coordinator import HELD_MAX, HELD_SECONDS, ID_BYTES_MAX, OPENED_PER_TURN, PAUSE_SECONDS
+from headrace.transactions.descriptions import LISTED_PER_TURN, ListFilter
 from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import AddRequest, EndReply, InitReply, MarkerRequest
 from headrace.transactions.records import encode_key
 from proving import proves
-from transactions.scene import ID, PLACES, TIMEOUT_MS, Scene, Waiter
+from transactions.scene import EVERYTHING, ID, PLACES, TIMEOUT_MS, Scene, Waiter
 
 OK, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR
 
@@ -248,12 +251,12 @@ def test_the_next_coordinator_has_every_id_as_the_log_has_it() -> None:
         producer = scene.begun(name) if number % 2 else scene.init(name).reply
         if number % 4 == 1:
             scene.end(producer, name, committed=number % 8 == 1)
-    before = {one.transactional_id: one for one in scene.coordinator.list_transactions().transactions}
+    before = scene.listed()
     described = {name: scene.coordinator.describe(name) for name in before}
     states = scene.coordinator.states()
     assert len(before) == 40
     after = scene.take_over()
-    assert {one.transactional_id: one for one in after.list_transactions().transactions} == before
+    assert scene.listed() == before
     assert {name: after.describe(name) for name in before} == described
     assert +after.states() == +states
 
@@ -309,7 +312,7 @@ def test_while_it_loads_its_ids_are_not_known(scene: Scene) -> None:
     for reply in (scene.init().reply, scene.end(producer).reply):
         assert reply.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert scene.add(producer).reply == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    assert scene.coordinator.list_transactions().error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.coordinator.list_transactions(EVERYTHING) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert scene.coordinator.describe(ID).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     loading.replay(scene.log[0])
     loading.replay(scene.log[0])
@@ -483,15 +486,15 @@ def test_an_id_that_nobody_used_for_long_is_forgotten() -> None:
     scene.init("id-7")  # has an open one, which is aborted
     scene.init("id-29")
     scene.advance(25)
-    left = {one.transactional_id for one in scene.coordinator.list_transactions().transactions}
+    left = set(scene.listed())
     assert "prepared" in left
     assert "id-29" in left
     assert "id-12" not in left
     assert sum(scene.coordinator.states().values()) == len(left)
     tombstones = {key for key, value in scene.log[0] if value is None}
     assert encode_key("id-12") in tombstones
-    again = scene.take_over()
-    assert {one.transactional_id for one in again.list_transactions().transactions} == left
+    scene.take_over()
+    assert set(scene.listed()) == left
 
 
 def test_an_id_whose_tombstone_is_on_its_way_answers_nobody() -> None:
@@ -545,18 +548,32 @@ def test_transactions_are_listed_by_state_producer_age_and_name(scene: Scene) ->
     young = scene.begun("young")
     scene.init("idle")
 
-    def names(**filters: object) -> set[str]:
-        reply = scene.coordinator.list_transactions(**filters)  # type: ignore[arg-type]
-        assert reply.error_code == OK
-        return {one.transactional_id for one in reply.transactions}
+    def names(**filters: Any) -> set[str]:
+        return set(scene.listed(ListFilter(**filters)))
 
     assert names() == {"old", "young", "idle"}
-    assert names(states={"Ongoing"}) == {"old", "young"}
-    assert names(states={"Empty", "CompleteAbort"}) == {"idle"}
+    assert names(states=frozenset({"Ongoing"})) == {"old", "young"}
+    assert names(states=frozenset({"Empty", "CompleteAbort"})) == {"idle"}
     assert names(producer_ids={young.producer_id}) == {"young"}
     assert names(longer_than_ms=4000) == {"old"}
     assert names(longer_than_ms=0) == {"old"}
     assert names(matches=lambda name: name.startswith("y")) == {"young"}
+
+
+def test_a_long_list_is_made_in_slices_while_others_are_served(scene: Scene) -> None:
+    for number in range(LISTED_PER_TURN + 10):
+        scene.init(f"id-{number}")
+    slices = scene.coordinator.list_transactions(EVERYTHING)
+    assert not isinstance(slices, int)
+    first = next(slices)
+    assert len(first) == LISTED_PER_TURN
+    missing = {f"id-{number}" for number in range(LISTED_PER_TURN + 10)} - {one.transactional_id for one in first}
+    scene.begun(min(missing))
+    scene.begun("new")
+    rest = [one for part in slices for one in part]
+    assert {one.transactional_id: one.state for one in rest} == dict.fromkeys(missing, "Empty") | {
+        min(missing): "Ongoing"
+    }
 
 
 def test_an_id_is_asked_for_at_the_leader_of_its_partition() -> None:

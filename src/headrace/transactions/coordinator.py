@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Final
 
@@ -31,7 +30,9 @@ from headrace.coordinators.state_partitions import StateTopic
 from headrace.coordinators.wall import Wall
 from headrace.errors import ErrorCode
 from headrace.ports.clock import Clock
+from headrace.transactions import descriptions
 from headrace.transactions import transaction as table
+from headrace.transactions.descriptions import ListFilter
 from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import (
     AddRequest,
@@ -42,14 +43,13 @@ from headrace.transactions.messages import (
     InitReply,
     InitRequest,
     ListedTransaction,
-    ListReply,
     MarkerRequest,
     Place,
     SendMarkers,
 )
-from headrace.transactions.records import STATES, encode, encode_key
+from headrace.transactions.records import encode, encode_key
 from headrace.transactions.shard import AddDone, Entry, Shard, ShardLoad
-from headrace.transactions.transaction import IDLE, OPEN, PREPARED, Decision, Lack, State, Transaction
+from headrace.transactions.transaction import OPEN, PREPARED, Decision, Lack, State, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,6 @@ TRANSACTIONS: Final = StateTopic(
     "transactions may then end otherwise than they were decided, and transactional ids may be handed out anew",
 )
 
-IDLE_NAMES: Final = frozenset(state.value for state in IDLE)
 FAULTS: Final = {**APPEND_FAULTS, ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.POLICY_VIOLATION}
 
 
@@ -511,36 +510,11 @@ class TransactionCoordinator:
 
     # What there is
 
-    def list_transactions(
-        self,
-        states: AbstractSet[str] = frozenset(),
-        producer_ids: Collection[int] = (),
-        longer_than_ms: int = -1,
-        matches: Callable[[str], bool] | None = None,
-    ) -> ListReply:
-        """Those in any of these states and of these producers, empty for all, that are open for longer than this. While
-        one partition loads, the list has a gap."""
+    def list_transactions(self, wanted: ListFilter) -> Iterator[list[ListedTransaction]] | int:
+        """In slices, each for a turn of its own. While one partition loads, the list would have a gap."""
         if any(shard.loading for shard in self._shards.values()):
-            return ListReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        now_ms = self._wall.latest_ms()
-        found = []
-        only_open = longer_than_ms >= 0 or (bool(states) and not states & IDLE_NAMES)
-        for name, producer_id, state, start_ms in self._all(only_open=only_open):
-            if longer_than_ms >= 0 and now_ms - start_ms <= longer_than_ms:
-                continue
-            is_wanted = (not states or state.value in states) and (not producer_ids or producer_id in producer_ids)
-            if is_wanted and (matches is None or matches(name)):
-                found.append(ListedTransaction(name, producer_id, state.value))
-        return ListReply(ErrorCode.NONE, tuple(found))
-
-    def _all(self, *, only_open: bool) -> Iterator[tuple[str, int, State, int]]:
-        for shard in self._open_shards():
-            for name, kept in shard.all_live():
-                if not only_open or kept.state in OPEN:
-                    yield name, kept.client.producer_id, kept.state, kept.start_ms
-            if not only_open:
-                for name, head in shard.idle_heads():
-                    yield name, head.producer_id, STATES[head.state], head.start_ms
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return descriptions.listed(self._open_shards(), wanted, self._wall.latest_ms())
 
     def describe(self, transactional_id: str) -> DescribedTransaction:
         shard = self._find(transactional_id) if transactional_id else ErrorCode.INVALID_REQUEST
@@ -549,17 +523,7 @@ class TransactionCoordinator:
         kept = None if transactional_id in shard.buried else shard.peek(transactional_id)
         if kept is None:
             return DescribedTransaction(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id)
-        return DescribedTransaction(
-            ErrorCode.NONE,
-            transactional_id,
-            kept.state.value,
-            kept.timeout_ms,
-            kept.start_ms if kept.state in OPEN else table.NO_TIME_MS,
-            *kept.client,
-            tuple(sorted(kept.partitions)),
-            kept.two_phase,
-            kept.owner,
-        )
+        return descriptions.described(transactional_id, kept)
 
     def states(self) -> Counter[str]:
         """How many transactional ids are in each state."""

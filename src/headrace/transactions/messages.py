@@ -106,12 +106,6 @@ class ListedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class ListReply:
-    error_code: int
-    transactions: tuple[ListedTransaction, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class DescribedTransaction:
     error_code: int
     transactional_id: str
