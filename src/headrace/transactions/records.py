@@ -70,6 +70,8 @@ IDLE_HEAD: Final = struct.Struct(">hqhibBqq")
 
 
 _STATE_AT: Final = 16
+_TWO_BYTES: Final = (1 << 14) - 1
+"""The most that a varint of two bytes holds."""
 _VERSION_BYTES: Final = _INT16.pack(_VERSION)
 
 
@@ -131,7 +133,7 @@ def is_whole(value: bytes) -> bool:
             if size >= 0x80:
                 size = size & 0x7F | value[at] << 7
                 at += 1
-            if size < _SIZES.get(tag, 0):
+            if size < _SIZES.get(tag, 0) or tag > _TWO_BYTES or size > _TWO_BYTES:
                 return False
             at += size
     except IndexError:
