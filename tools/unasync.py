@@ -33,6 +33,8 @@ WAITS: Final = frozenset(
             "self._appender.send",
             "self._producer.send",
             "self._producer.close",
+            "self._producer.flush",
+            "self._producer._transact",
             "self._listening.halt",
             "self._close_consumer",
         ),
@@ -45,7 +47,7 @@ ALWAYS: Final = frozenset({"__enter__", "__exit__"})
 WORDS: Final = (
     (r"\bheadrace\.client\.consumer\.(consumer|listener)\b", r"headrace.aio.\1"),
     (r"\bheadrace\.client\.consumer\.threads\b", "headrace.aio.tasks"),
-    (r"\bheadrace\.client\.producer\.producer\b", "headrace.aio.producer"),
+    (r"\bheadrace\.client\.producer\.(producer|transaction)\b", r"headrace.aio.\1"),
     (r"\bheadrace\.client\.admin\.calls\b", "headrace.aio.calls"),
     (r"(?m)^    with Admin", "    async with Admin"),
     (r"(?m)^        admin\.create_topic", "        await admin.create_topic"),
@@ -66,6 +68,10 @@ WORDS: Final = (
     (r"# delivery\.result\(\) waits", "# await delivery"),
     (r"(?m)^    with Producer", "    async with Producer"),
     (r"(?m)^        (report = |)producer\.(send|flush)\(", r"        \1await producer.\2("),
+    (r"(?m)^        with producer\.transaction", "        async with producer.transaction"),
+    (r"(?m)^            t\.send_offsets", "            await t.send_offsets"),
+    (r"`with producer\.transaction", "`async with producer.transaction"),
+    (r"use it with `with`", "use it with `async with`"),
     (
         r"(?<=and not before: )what is in the queue is lost if the process dies\.\n",
         "what is in the queue is lost if the process dies.\n\n"
@@ -107,6 +113,7 @@ MODULES: Final = (
     Module("client/consumer/consumer.py", "aio/consumer.py"),
     Module("client/consumer/listener.py", "aio/listener.py"),
     Module("client/admin/admin.py", "aio/admin.py"),
+    Module("client/producer/transaction.py", "aio/transaction.py"),
     Module(
         "client/producer/producer.py", "aio/producer.py", "from headrace.aio.appender import RecordAppender, connect\n"
     ),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
     from headrace.client.admin.fetch import TopicReplaced, read
+    from headrace.client.admin.transactions import abort_prepared, commit_prepared
     from headrace.client.consumer.consumer import Consumer
     from headrace.client.consumer.progress import NotHeld, ProgressUnusable
     from headrace.client.consumer.retries import LATER
@@ -27,14 +28,23 @@ if TYPE_CHECKING:
         GroupNotFound,
         NoBroker,
         NotDelivered,
+        NoTransaction,
         ProducerClosed,
         QueueFull,
         Refusal,
         TopicAlreadyExists,
+        TransactionError,
+        TransactionFailed,
+        TransactionFenced,
+        TransactionInDoubt,
+        TransactionRefused,
+        TransactionTimedOut,
         UnknownTopic,
     )
     from headrace.client.fetch_requests import CorruptLog
     from headrace.client.producer.producer import Producer
+    from headrace.client.producer.transaction import Transaction
+    from headrace.client.producer.transaction_requests import PreparedTransaction
     from headrace.errors import (
         BatchTooLarge,
         CorruptBatch,
@@ -73,9 +83,11 @@ __all__ = [
     "InvalidRequest",
     "InvalidTopicName",
     "NoBroker",
+    "NoTransaction",
     "NotDelivered",
     "NotHeld",
     "OffsetOutOfRange",
+    "PreparedTransaction",
     "Producer",
     "ProducerClosed",
     "ProgressUnusable",
@@ -88,9 +100,18 @@ __all__ = [
     "SettingError",
     "TopicAlreadyExists",
     "TopicReplaced",
+    "Transaction",
+    "TransactionError",
+    "TransactionFailed",
+    "TransactionFenced",
+    "TransactionInDoubt",
+    "TransactionRefused",
+    "TransactionTimedOut",
     "UnknownTopic",
     "Unsupported",
     "__version__",
+    "abort_prepared",
+    "commit_prepared",
     "context",
     "read",
 ]
@@ -111,13 +132,15 @@ _HOMES = {
     "GroupNotEmpty": "client.errors",
     "GroupNotFound": "client.errors",
     "HeadraceError": "errors",
-    "InvalidTopicName": "errors",
     "InvalidRecord": "errors",
     "InvalidRequest": "errors",
+    "InvalidTopicName": "errors",
     "NoBroker": "client.errors",
+    "NoTransaction": "client.errors",
     "NotDelivered": "client.errors",
     "NotHeld": "client.consumer.progress",
     "OffsetOutOfRange": "errors",
+    "PreparedTransaction": "client.producer.transaction_requests",
     "Producer": "client.producer.producer",
     "ProducerClosed": "client.errors",
     "ProgressUnusable": "client.consumer.progress",
@@ -130,8 +153,17 @@ _HOMES = {
     "SettingError": "errors",
     "TopicAlreadyExists": "client.errors",
     "TopicReplaced": "client.admin.fetch",
+    "Transaction": "client.producer.transaction",
+    "TransactionError": "client.errors",
+    "TransactionFailed": "client.errors",
+    "TransactionFenced": "client.errors",
+    "TransactionInDoubt": "client.errors",
+    "TransactionRefused": "client.errors",
+    "TransactionTimedOut": "client.errors",
     "UnknownTopic": "client.errors",
     "Unsupported": "errors",
+    "abort_prepared": "client.admin.transactions",
+    "commit_prepared": "client.admin.transactions",
     "context": "client.contexts",
     "read": "client.admin.fetch",
 }

@@ -8,6 +8,7 @@ Deliveries, records and errors are those of `headrace`.
 from headrace.aio.admin import Admin
 from headrace.aio.consumer import Consumer
 from headrace.aio.producer import Producer
+from headrace.aio.transaction import Transaction
 from headrace.client.admin.fetch import TopicReplaced
 from headrace.client.consumer.progress import NotHeld, ProgressUnusable
 from headrace.client.consumer.retries import LATER
@@ -19,13 +20,21 @@ from headrace.client.errors import (
     GroupNotFound,
     NoBroker,
     NotDelivered,
+    NoTransaction,
     ProducerClosed,
     QueueFull,
     Refusal,
     TopicAlreadyExists,
+    TransactionError,
+    TransactionFailed,
+    TransactionFenced,
+    TransactionInDoubt,
+    TransactionRefused,
+    TransactionTimedOut,
     UnknownTopic,
 )
 from headrace.client.fetch_requests import CorruptLog
+from headrace.client.producer.transaction_requests import PreparedTransaction
 from headrace.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -60,9 +69,11 @@ __all__ = [
     "InvalidRequest",
     "InvalidTopicName",
     "NoBroker",
+    "NoTransaction",
     "NotDelivered",
     "NotHeld",
     "OffsetOutOfRange",
+    "PreparedTransaction",
     "Producer",
     "ProducerClosed",
     "ProgressUnusable",
@@ -75,6 +86,13 @@ __all__ = [
     "SettingError",
     "TopicAlreadyExists",
     "TopicReplaced",
+    "Transaction",
+    "TransactionError",
+    "TransactionFailed",
+    "TransactionFenced",
+    "TransactionInDoubt",
+    "TransactionRefused",
+    "TransactionTimedOut",
     "UnknownTopic",
     "Unsupported",
 ]

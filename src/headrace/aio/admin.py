@@ -18,14 +18,21 @@ from typing import Self
 
 from headrace.aio.calls import Calls
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.admin import groups, operations
+from headrace.client.admin import groups, operations, transactions
 from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.fetch import Moment, moment_of, offsets_at
 from headrace.client.admin.groups import GroupDescription, GroupListing, OffsetReset, PartitionLag
 from headrace.client.admin.operations import ClusterDescription, Config, ConfigValue, ResourceKind
+from headrace.client.admin.transactions import (
+    ActiveProducer,
+    HangingTransaction,
+    TransactionDescription,
+    TransactionListing,
+)
 from headrace.client.connection.metadata import Topic
 from headrace.client.connection.tls import Tls
 from headrace.client.consumer.group_protocol import TopicPartition
+from headrace.client.producer.transaction_requests import PreparedTransaction
 
 
 class Admin:
@@ -175,6 +182,54 @@ class Admin:
     async def delete_group(self, group: str) -> None:
         """Delete a group without members, with all that it has committed."""
         await self._calls.call(groups.delete_group, group)
+
+    # Transactions
+
+    async def list_transactions(
+        self,
+        *,
+        states: Sequence[str] = (),
+        producer_ids: Sequence[int] = (),
+        longer_than_ms: int | None = None,
+        pattern: str | None = None,
+    ) -> list[TransactionListing]:
+        """The transactional ids that brokers know, by name: all, or those in these states (`Ongoing`, `Empty`, ...), of
+        these producers, open for longer than so long, with a name that the regular expression describes.
+        """
+        return await self._calls.call(
+            transactions.list_transactions,
+            states=states,
+            producer_ids=producer_ids,
+            longer_than_ms=longer_than_ms,
+            pattern=pattern,
+        )
+
+    async def describe_transactions(self, transactional_ids: Iterable[str]) -> list[TransactionDescription]:
+        """What the coordinator knows of each: state, since when it is open, its partitions, and who opened it."""
+        return await self._calls.call(transactions.describe_transactions, list(transactional_ids))
+
+    async def end_transactions(self, prepared: Iterable[PreparedTransaction], *, commit: bool) -> None:
+        """Commit or abort prepared transactions, many at once; each may have been ended so before. All are tried;
+        TransactionRefused names those that were ended otherwise.
+        """
+        await self._calls.call(transactions.end_transactions, list(prepared), commit=commit)
+
+    async def describe_producers(self, topic: str, partitions: Iterable[int] | None = None) -> list[ActiveProducer]:
+        """The producers that the leaders of a topic's partitions remember, and where their transactions began."""
+        if partitions is None:
+            described = await self.describe_topic(topic)
+            partitions = range(len(described.partitions))
+        return await self._calls.call(transactions.describe_producers, [(topic, number) for number in partitions])
+
+    async def find_hanging_transactions(
+        self, topics: Sequence[str] = (), *, older_than_ms: int = transactions.HANGING_AFTER_MS
+    ) -> list[HangingTransaction]:
+        """Open transactions in logs that no coordinator knows of: readers of committed records wait for them."""
+        return await self._calls.call(transactions.find_hanging, topics=topics, older_than_ms=older_than_ms)
+
+    async def abort_hanging_transaction(self, hanging: HangingTransaction) -> None:
+        """Write the marker of an abort into its partition, past its coordinator."""
+        await self._calls.call(transactions.abort_hanging, hanging.producer)
 
     # Settings
 

@@ -237,11 +237,17 @@ class RecordAppender:
                 return put()
             except _WouldWait as wait:
                 room = wait.need is Need.ROOM
-                found = await self._driver.have(wait.done, wait.deadline if room else min(wait.deadline, find_until))
+                found = await self._driver.have(
+                    partial(self._may_go_on, wait.done), wait.deadline if room else min(wait.deadline, find_until)
+                )
                 if not found and room:
                     return self._sender.accumulator(self._acks).drop(topic)
                 if not found and self._loop.time() >= find_until:
                     raise not_heard_of(self._sender.pool, topic, self._find_s) from None
+
+    def _may_go_on(self, done: Callable[[], bool]) -> bool:
+        """What was waited for has come, or the record is refused by now."""
+        return done() or self.router.closed is not None
 
     def _set_aside(self, topic: str, put: Put) -> Delivery:
         """Keep a record until its topic is known, and those before it are in their batches."""

@@ -33,6 +33,12 @@ _REMEDIES: Final = {
     ErrorCode.NON_EMPTY_GROUP: "the group has members; stop its consumers first",
     ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group; `headrace group list` shows what there is",
     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "a member of the group reads that topic; stop its consumers first",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: (
+        "nothing is known of that transactional id; `headrace transaction list` shows what there is"
+    ),
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: (
+        "transaction_timeout_ms is above the broker's transaction.max.timeout.ms; ask for less, or raise that"
+    ),
     ErrorCode.NOT_CONTROLLER: "the request went to a broker that is not the controller",
 }
 
@@ -194,6 +200,41 @@ class QueueFull(HeadraceError):
 
 class ProducerClosed(HeadraceError):
     """The producer was closed."""
+
+
+class TransactionError(HeadraceError):
+    """Something about a transaction. What is raised is one of those below, which say whether the producer can go on."""
+
+    mapping = ErrorMapping(ErrorCode.INVALID_TXN_STATE, 409, False)
+
+    def __init__(self, message: str, reason: HeadraceError | None = None) -> None:
+        super().__init__(message)
+        if reason is not None:
+            self.mapping = ErrorMapping(reason.kafka_code, 409, False)
+
+
+class TransactionFailed(TransactionError):
+    """The transaction cannot be committed. Abort it, which the end of its block does, and begin again."""
+
+
+class TransactionTimedOut(TransactionFailed):
+    """It was open for longer than `transaction_timeout_ms`, and the broker has aborted it. The producer can go on."""
+
+
+class TransactionFenced(TransactionError):
+    """Another producer has taken over the transactional id: this one can write and commit nothing more."""
+
+
+class TransactionRefused(TransactionError):
+    """The broker does not let this producer have transactions, for a reason that trying again does not change."""
+
+
+class TransactionInDoubt(TransactionError):
+    """Whether the transaction is committed is not known: nobody has answered. `commit` may be called again."""
+
+
+class NoTransaction(TransactionError):
+    """What needs an open transaction was called without one, or the other way round."""
 
 
 def check(code: int, about: str, message: str | None = None) -> None:

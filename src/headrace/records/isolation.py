@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import SettingError
-from headrace.records.batch import BatchHeader, View, batches
+
+if TYPE_CHECKING:
+    from headrace.records.batch import BatchHeader, View
 
 Aborted = tuple[int, int]
 """Producer id and first offset of a transaction that was aborted."""
@@ -65,6 +67,9 @@ def hidden_batches(records: View, aborted: Iterable[Aborted]) -> frozenset[int]:
     listed = tuple(aborted)
     if not listed:
         return NOTHING_HIDDEN
+    # Who only names an isolation, as a command that reads no record does, loads no checksums.
+    from headrace.records.batch import batches
+
     found = AbortedFilter(listed)
     return frozenset([header.base_offset for header, _ in batches(memoryview(records)) if found.hides(header)])
 

@@ -115,6 +115,11 @@ OWN_TAG: Final = 10_000
 OWN_TAGGED: Final[dict[str, tuple[Field, ...]]] = {
     # Which transaction of its transactional id a marker ends; -1: nobody has counted (records.control).
     "WritableTxnMarker": (Field("number", "int64", None, False, False, OWN_TAG, -1, True),),
+    # Who opened a transaction that is described; empty: nobody has noted it.
+    "TransactionState": (
+        Field("owner_client_id", "string", None, False, False, OWN_TAG, "", True),
+        Field("owner_host", "string", None, False, False, OWN_TAG + 1, "", True),
+    ),
 }
 """By the name of the struct, in flexible versions."""
 

@@ -20,9 +20,12 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from headrace.client import DEFAULT_BOOTSTRAP
-from headrace.client.connection.broker_connection import Body, BrokerConnection
+from headrace.client.connection.broker_connection import LATEST_VERSION, Body, BrokerConnection
 from headrace.client.connection.connections import (
+    GROUP_KEY_TYPE,
+    TRANSACTION_KEY_TYPE,
     ConnectionPool,
+    CoordinatorKey,
     coordinator_request,
     parse_bootstrap,
     read_coordinator,
@@ -72,6 +75,7 @@ class Request:
     api_key: int
     body: Body
     answered: bool = True
+    max_version: int = LATEST_VERSION
 
 
 class Cluster:
@@ -105,7 +109,7 @@ class Cluster:
             backoff=lambda: Backoff(0.0),
         )
         self._topics: dict[str, Topic] = {}
-        self._coordinators: dict[str, int] = {}
+        self._coordinators: dict[CoordinatorKey, int] = {}
         self._interrupted = False
 
     def __enter__(self) -> Self:
@@ -212,13 +216,20 @@ class Cluster:
 
     def coordinator(self, group_id: str) -> BrokerConnection:
         """The broker that looks after a group."""
-        if group_id not in self._coordinators:
-            found = read_coordinator(group_id, self.ask(apis.FIND_COORDINATOR, coordinator_request(group_id)))
+        return self._coordinator(CoordinatorKey(GROUP_KEY_TYPE, group_id))
+
+    def transaction_coordinator(self, transactional_id: str) -> BrokerConnection:
+        """The broker that looks after the transactions of an id."""
+        return self._coordinator(CoordinatorKey(TRANSACTION_KEY_TYPE, transactional_id))
+
+    def _coordinator(self, key: CoordinatorKey) -> BrokerConnection:
+        if key not in self._coordinators:
+            found = read_coordinator(key, self.ask(apis.FIND_COORDINATOR, coordinator_request(key)))
             if isinstance(found, HeadraceError):
                 raise found
             self.pool.metadata.add_broker(found)
-            self._coordinators[group_id] = found.broker_id
-        return self.broker(self._coordinators[group_id])
+            self._coordinators[key] = found.broker_id
+        return self.broker(self._coordinators[key])
 
     def ask(self, api_key: int, message: Message) -> Message:
         """Ask a broker that is connected and has nothing else to answer, else any that is known, else the first
@@ -281,7 +292,14 @@ class Cluster:
     def submit(self, connection: BrokerConnection, request: Request) -> Pending:
         """Send a request; `receive` gives its answer."""
         pending = Pending(connection)
-        connection.ask(request.api_key, request.body, pending.hear, timeout_s=math.inf, answered=request.answered)
+        connection.ask(
+            request.api_key,
+            request.body,
+            pending.hear,
+            timeout_s=math.inf,
+            answered=request.answered,
+            max_version=request.max_version,
+        )
         return pending
 
     def receive(self, pending: Sequence[Pending], timeout_ms: int | None = None) -> list[Message | HeadraceError]:

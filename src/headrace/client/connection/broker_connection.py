@@ -59,6 +59,7 @@ _FOREIGN_HINTS: Final[dict[str | None, str]] = {
 
 _QUOTA_APIS: Final = (apis.PRODUCE, apis.FETCH)
 
+LATEST_VERSION: Final = 32_767
 API_VERSIONS_VERSION: Final = 3
 """The version of the ApiVersions request itself."""
 
@@ -70,8 +71,8 @@ _MIN_VERSIONS: Final = {
     apis.LEAVE_GROUP: 3,
     apis.DELETE_TOPICS: 6,
 }
-# Later versions name topics by id only, and a group's offsets outlive its topics.
-_MAX_VERSIONS: Final = {apis.OFFSET_FETCH: 9, apis.OFFSET_COMMIT: 9}
+# Later versions name topics by id only, and a group's offsets outlive its topics; or they are for brokers.
+_MAX_VERSIONS: Final = {apis.OFFSET_FETCH: 9, apis.OFFSET_COMMIT: 9, apis.ADD_PARTITIONS_TO_TXN: 3}
 
 # Size of the rest, API key, version, correlation id; what follows is the same in every request of that version.
 HEAD: Final = struct.Struct(">ihhi")
@@ -108,6 +109,7 @@ class InFlightRequest:
     timeout_s: float
     answered: bool
     reads: Reads | None = None
+    max_version: int = LATEST_VERSION
     version: int = 0
     correlation_id: int = 0
     starts_at: int = 0
@@ -188,6 +190,10 @@ class Versions:
             entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys
         }
         self._agreed: dict[int, int] = {}
+        self.features: dict[str, int] = {each.name: each.max_version_level for each in answer.finalized_features or ()}
+        """What the cluster as a whole has agreed on (KIP-584), by name."""
+        self.features_epoch: int = answer.finalized_features_epoch
+        """The later of two answers has the higher one; -1 in one that says nothing of them."""
 
     def version(self, api_key: int) -> int:
         """The highest version of an API that both sides speak."""
@@ -276,6 +282,11 @@ class BrokerConnection:
         return self._socket is not None
 
     @property
+    def versions(self) -> Versions | None:
+        """What the broker has said; None before the connection was first open."""
+        return self._versions
+
+    @property
     def is_idle(self) -> bool:
         """Not connected, and nobody waits for it."""
         return self._state is _State.IDLE and not self._waiting
@@ -301,16 +312,18 @@ class BrokerConnection:
         answered: bool = True,
         reads: Reads | None = None,
         written: Written | None = None,
+        max_version: int = LATEST_VERSION,
     ) -> None:
         """Send a request; `on_answer` gets the answer or what went wrong. A callable gives the body's parts for the
         version agreed. One that is not `answered` gets an empty message once the kernel has all of it.
 
         `reads` sees the frame of the answer before it is decoded: what it gives is the answer, unless that is None.
-        `written` says that `send_alone` has sent this request.
+        `written` says that `send_alone` has sent this request. No later version than `max_version` is spoken.
         """
         reactor = self._reactor
         with reactor.lock:
-            request = InFlightRequest(api_key, body, on_answer, reactor.now() + timeout_s, timeout_s, answered, reads)
+            deadline = reactor.now() + timeout_s
+            request = InFlightRequest(api_key, body, on_answer, deadline, timeout_s, answered, reads, max_version)
             if self._end_error is not None or len(self._waiting) >= WAITING_MAX:
                 error = self._end_error or NeverSent(f"{WAITING_MAX} requests wait for {self.address} already")
                 reactor.call_soon(lambda: self._answer(request, error))
@@ -478,6 +491,7 @@ class BrokerConnection:
                 version = (
                     API_VERSIONS_VERSION if request.api_key == apis.API_VERSIONS else self.version(request.api_key)
                 )
+                version = min(version, request.max_version)
                 parts, size = self.framer.encode(request, version)
             except HeadraceError as error:
                 self._answer(request, error)

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from headrace.client.connection.broker_connection import Body, BrokerConnection, OnAnswer
+from headrace.client.connection.broker_connection import LATEST_VERSION, Body, BrokerConnection, OnAnswer
 from headrace.client.connection.metadata import REFRESH_MS, Broker, Metadata
 from headrace.client.connection.reactor import Backoff, Reactor, Timer
 from headrace.client.connection.stream import POOL_BYTES
@@ -127,6 +127,8 @@ class ConnectionPool:
         self._avoided: dict[Address, float] = {}
         self._marked: dict[int, float] = {}
         self._lagging: dict[Address, float] = {}
+        self._features: dict[str, int] = {}
+        self._features_epoch = -1
         self._users = 1
         self._key: _Key | None = None
         self._closed = False
@@ -191,13 +193,29 @@ class ConnectionPool:
             self._control = None
 
     def ask_coordinator(
-        self, group: str, api_key: int, body: Body, on_answer: OnAnswer, *, timeout_s: float, channel: str | None = None
+        self,
+        of: str | CoordinatorKey,
+        api_key: int,
+        body: Body,
+        on_answer: OnAnswer,
+        *,
+        timeout_s: float,
+        channel: str | None = None,
+        max_version: int = LATEST_VERSION,
     ) -> None:
-        """Ask the group's coordinator, which is looked up if not known and forgotten when it says that it is not, or
-        is lost. Members of one group in one process each need a channel: a join waits for all the others.
+        """Ask the coordinator of a group, given by its name, or of whatever else the key says. It is looked up if not
+        known, and forgotten when it says that it is not the one, or is lost. Members of one group in one process each
+        need a channel: a join waits for all the others.
         """
+        key = CoordinatorKey(GROUP_KEY_TYPE, of) if isinstance(of, str) else of
         with self.reactor.lock:
-            self._coordinators.ask(group, api_key, body, on_answer, timeout_s, channel or f"group {group}")
+            self._coordinators.ask(key, api_key, body, on_answer, timeout_s, channel or str(key), max_version)
+
+    def feature(self, name: str) -> int:
+        """The level of a feature that the cluster has agreed on, by the latest broker that was heard; 0 if none has
+        spoken of it.
+        """
+        return self._features.get(name, 0)
 
     def failed(self, broker_id: int) -> None:
         """A broker was found failing by another sign than its connection."""
@@ -243,6 +261,9 @@ class ConnectionPool:
     def _opened(self, connection: BrokerConnection) -> None:
         self._avoided.pop(connection.address, None)
         self.first_contact.made()
+        versions = connection.versions
+        if versions is not None and versions.features_epoch >= self._features_epoch:
+            self._features, self._features_epoch = versions.features, versions.features_epoch
 
     def _failed(self, connection: BrokerConnection, error: HeadraceError) -> None:
         self._avoided[connection.address] = self.reactor.now() + AVOID_S
@@ -329,21 +350,41 @@ class _AnyBrokerRequest:
 
 
 GROUP_KEY_TYPE: Final = 0
+TRANSACTION_KEY_TYPE: Final = 1
 
 COORDINATOR_MOVED: Final = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
 OnFound = Callable[[Address | HeadraceError], None]
 
 
+class CoordinatorKey(NamedTuple):
+    """What has a coordinator: a group, or a transactional id."""
+
+    key_type: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{'transactional id' if self.key_type == TRANSACTION_KEY_TYPE else 'group'} {self.name!r}"
+
+
 class Coordinators:
-    """Which broker coordinates a group: found when first asked, forgotten when it denies that or is lost."""
+    """Which broker is a coordinator: found when first asked, forgotten when it denies that or is lost."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
-        self._found: dict[str, Address] = {}
-        self._looking: dict[str, list[tuple[str, OnFound]]] = {}
+        self._found: dict[CoordinatorKey, Address] = {}
+        self._looking: dict[CoordinatorKey, list[tuple[str, OnFound]]] = {}
 
-    def ask(self, group: str, api_key: int, body: Body, on_answer: OnAnswer, timeout_s: float, channel: str) -> None:
+    def ask(
+        self,
+        key: CoordinatorKey,
+        api_key: int,
+        body: Body,
+        on_answer: OnAnswer,
+        timeout_s: float,
+        channel: str,
+        max_version: int,
+    ) -> None:
         deadline = self._pool.reactor.now() + timeout_s
 
         def send(found: Address | HeadraceError) -> None:
@@ -354,7 +395,7 @@ class Coordinators:
             def hear(answer: Message | HeadraceError) -> None:
                 lost = isinstance(answer, BrokerUnreachable)
                 if lost or (isinstance(answer, Message) and not COORDINATOR_MOVED.isdisjoint(_codes(answer))):
-                    self.forget(group, found)
+                    self.forget(key, found)
                 on_answer(answer)
 
             left_s = max(0.0, deadline - self._pool.reactor.now())
@@ -364,52 +405,50 @@ class Coordinators:
                 closed = error
                 self._pool.reactor.call_soon(lambda: on_answer(closed))
                 return
-            connection.ask(api_key, body, hear, timeout_s=left_s)
+            connection.ask(api_key, body, hear, timeout_s=left_s, max_version=max_version)
 
-        if group in self._found:
-            send(self._found[group])
-        elif group in self._looking:
-            self._looking[group].append((channel, send))
+        if key in self._found:
+            send(self._found[key])
+        elif key in self._looking:
+            self._looking[key].append((channel, send))
         else:
-            self._looking[group] = [(channel, send)]
-            self._look_up(group, timeout_s)
+            self._looking[key] = [(channel, send)]
+            self._look_up(key, timeout_s)
 
     def close_channel(self, channel: str, error: HeadraceError) -> None:
         """What still waits for a coordinator must not open the channel again."""
-        for group, waiting in self._looking.items():
-            self._looking[group] = [entry for entry in waiting if entry[0] != channel]
+        for key, waiting in self._looking.items():
+            self._looking[key] = [entry for entry in waiting if entry[0] != channel]
             for _, send in (entry for entry in waiting if entry[0] == channel):
                 send(error)
 
-    def forget(self, group: str, address: Address) -> None:
-        if self._found.get(group) == address:
-            del self._found[group]
+    def forget(self, key: CoordinatorKey, address: Address) -> None:
+        if self._found.get(key) == address:
+            del self._found[key]
 
-    def _look_up(self, group: str, timeout_s: float) -> None:
+    def _look_up(self, key: CoordinatorKey, timeout_s: float) -> None:
         def hear(answer: Message | HeadraceError) -> None:
-            found = answer if isinstance(answer, HeadraceError) else read_coordinator(group, answer)
+            found = answer if isinstance(answer, HeadraceError) else read_coordinator(key, answer)
             if isinstance(found, Broker):
                 self._pool.metadata.add_broker(found)
-                self._found[group] = found.address
-            for _, send in self._looking.pop(group, ()):
+                self._found[key] = found.address
+            for _, send in self._looking.pop(key, ()):
                 send(found.address if isinstance(found, Broker) else found)
 
-        self._pool.ask_any(apis.FIND_COORDINATOR, coordinator_request(group), hear, timeout_s=timeout_s)
+        self._pool.ask_any(apis.FIND_COORDINATOR, coordinator_request(key), hear, timeout_s=timeout_s)
 
 
-def coordinator_request(group: str) -> Message:
-    return Message(key_type=GROUP_KEY_TYPE, coordinator_keys=[group])
+def coordinator_request(key: CoordinatorKey) -> Message:
+    return Message(key_type=key.key_type, coordinator_keys=[key.name])
 
 
-def read_coordinator(group: str, answer: Message) -> Broker | Refusal:
-    """The broker that looks after a group, by a FindCoordinator answer."""
+def read_coordinator(key: CoordinatorKey, answer: Message) -> Broker | Refusal:
+    """The broker that is the coordinator, by a FindCoordinator answer."""
     for found in answer.coordinators:
         if found.error_code != ErrorCode.NONE:
-            return Refusal(found.error_code, f"coordinator of group {group!r}", found.error_message)
+            return Refusal(found.error_code, f"coordinator of {key}", found.error_message)
         return Broker(found.node_id, Address(found.host, found.port), "")
-    return Refusal(
-        ErrorCode.UNKNOWN_SERVER_ERROR, f"coordinator of group {group!r}", "the broker's answer leaves the group out"
-    )
+    return Refusal(ErrorCode.UNKNOWN_SERVER_ERROR, f"coordinator of {key}", "the broker's answer leaves it out")
 
 
 def _codes(answer: Message) -> Iterator[int]:
@@ -420,6 +459,9 @@ def _codes(answer: Message) -> Iterator[int]:
     for topic in answer.__dict__.get("topics", ()):
         for partition in topic.partitions:
             yield partition.error_code
+    for topic in answer.__dict__.get("results_by_topic_v3_and_below", ()):
+        for partition in topic.results_by_partition:
+            yield partition.partition_error_code
 
 
 @dataclass(frozen=True, slots=True)

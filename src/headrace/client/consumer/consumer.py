@@ -21,12 +21,13 @@ from headrace.client.consumer.core import ConsumerCore
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.client.consumer.offset_lookup import OffsetLookup
 from headrace.client.consumer.options import ConsumerConfig, ConsumerOptions, Topics, config_of
-from headrace.client.consumer.progress import Saved
+from headrace.client.consumer.progress import Offsets, Saved
 from headrace.client.consumer.retries import DELAYS_MS
 from headrace.client.consumer.threads import Listener, connect, end_with_program
 from headrace.client.errors import EngineClosed
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.client.keywords import takes_options
+from headrace.client.producer.transaction_requests import GroupMember
 from headrace.errors import HeadraceError, InvalidRequest, RequestTimedOut
 from headrace.records.consumer_records import ReceivedRecord
 
@@ -253,6 +254,20 @@ class Consumer:
             self._core.commit(None if offsets is None else dict(offsets), done)
 
         self._settle(save, "the progress to be saved")
+
+    def transactional_progress(self) -> tuple[Offsets, GroupMember]:
+        """What was handed out and is not saved, and this member of the group: what `Transaction.send_offsets` sends.
+
+        Raises NotHeld where partitions have gone to others with what was handed out of them.
+        """
+        with self._driver.lock:
+            self._check_open()
+            return self._core.transactional_progress()
+
+    def saved_elsewhere(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """A transaction that is committed has saved these offsets."""
+        with self._driver.lock:
+            self._core.saved_elsewhere(offsets)
 
     def close(self) -> None:
         """Save what was handed out, leave the group, and let the connections go."""

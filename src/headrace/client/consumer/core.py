@@ -32,6 +32,7 @@ from headrace.client.consumer.retries import own_topics
 from headrace.client.consumer.topic_pattern import TopicPattern
 from headrace.client.errors import NoBroker
 from headrace.client.fetch_requests import EARLIEST
+from headrace.client.producer.transaction_requests import GroupMember
 from headrace.errors import HeadraceError, InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -370,6 +371,28 @@ class ConsumerCore:
         final = None if self._may_pass else self.error
         refusal = (final or NotHeld(gone)) if gone else None
         self._save(offsets, lambda error: on_done(error or refusal))
+
+    def transactional_progress(self) -> tuple[Offsets, GroupMember]:
+        """What was handed out and is not saved, to be saved by a transaction, and as whom. NotHeld, once, if partitions
+        have gone meanwhile with what was handed out of them: their next owner begins before it.
+        """
+        if not isinstance(self._source, Membership):
+            raise InvalidRequest("this consumer is in no group that shares partitions: it has no progress to send")
+        if self.options.commit_interval_ms:
+            raise InvalidRequest(
+                "this consumer saves its progress by itself, outside of the transaction: give it commit_interval_ms=0"
+            )
+        gone, self._unsaved = self._unsaved, {}
+        if gone:
+            raise NotHeld(gone)
+        return self.handed_out(), GroupMember(self._source.group, *self._source.identity)
+
+    def saved_elsewhere(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """A transaction that is committed has saved these."""
+        for place, offset in offsets.items():
+            if (cursor := self._fetcher.cursors.get(place)) is not None and cursor.position >= offset:
+                cursor.saved = cursor.asked = offset
+        self._unsaved = {place: end for place, end in self._unsaved.items() if offsets.get(place, -1) < end}
 
     def _reached(self, place: TopicPartition, offsets: Offsets) -> int:
         """How far the log has a partition once `offsets` are saved, as far as this consumer knows."""

@@ -235,6 +235,11 @@ class Membership:
         # Outside of any generation nobody takes it.
         self._progress.save(offsets if self.generation != NO_GENERATION else {}, saved, within_s=LEAVE_WITHIN_S)
 
+    @property
+    def identity(self) -> tuple[str, int, str | None]:
+        """Member id, generation and instance id."""
+        return self.member_id, self.generation, self._instance_id
+
     def _identity(self) -> Identity:
         return Identity(self.member_id, self.generation, self._instance_id)
 

@@ -9,5 +9,8 @@ lane                one partition under one acks: which batch may leave, under w
 sender              what is ready into requests to leaders, answers to lanes, fates to deliveries
 request             produce requests and their answers
 direct              a record that is waited for alone, written and its answer read by its own sender
+transaction         the public transaction, for threads; `headrace.aio` has the one for asyncio
+transaction_core    where a producer's transaction stands, and what its coordinator is asked
+transaction_requests  the requests of a transaction; what it takes to end a prepared one from anywhere
 options             what a producer can be told
 """

@@ -33,7 +33,7 @@ from headrace.client.producer.sticky_partitioner import next_partition
 from headrace.errors import HeadraceError, RequestTimedOut
 from headrace.records import batch as batches
 from headrace.records import kernel
-from headrace.records.batch import HEADER_BYTES
+from headrace.records.batch import HEADER_BYTES, TRANSACTIONAL
 from headrace.records.builder import Delivery, OpenBatch, Report, SentBatch, as_bytes
 from headrace.records.partitioner import partition_for_key
 from headrace.records.record import GivenHeaders
@@ -151,7 +151,7 @@ class ProducerBatch(LaneBatch):
             return self.data
         self._signed_as = stamp
         if not self.data:
-            self.data = self.batch.seal(*stamp)
+            self.data = self.batch.seal(*stamp, self.buffer.accumulator.attributes)
             return self.data
         if self.lent:
             self.data = bytearray(self.data)
@@ -232,7 +232,12 @@ class PartitionBuffer(PartitionSlot):
         options = accumulator.options
         self.accumulator: Accumulator = accumulator
         self.lane: Lane[ProducerBatch] = Lane(
-            topic, partition, accumulator.acks, accumulator.idempotent, 1 if accumulator.ordered else options.in_flight
+            topic,
+            partition,
+            accumulator.acks,
+            accumulator.idempotent,
+            1 if accumulator.ordered else options.in_flight,
+            accumulator.attributes != 0,
         )
         """Batches that are closed, in order: which may leave, under which sequence, and what an answer means."""
         self.open_batch: ProducerBatch | None = None
@@ -458,6 +463,8 @@ class Accumulator:
         self.ordered = ordered
         self.idempotent = options.is_idempotent(acks)
         self.codec_id = options.codec_id
+        self.attributes = TRANSACTIONAL if options.transactional_id is not None else 0
+        """Of its batches, beside the codec."""
         # The encoder is the user's code: it runs once for a record, and never with the lock held.
         encoder = options.encoder if sender.driver.router_encodes and not ordered else None
         self.own_router = Router(self, sender.reactor.lock, sender.quota, acks, options.max_record_bytes, encoder)
@@ -537,8 +544,9 @@ class Accumulator:
 
     def find(self, topic: str, partition: int) -> None:
         """Wait until the topic is known, and has the partition."""
-        if self.sender.refusal is not None:
-            raise self.sender.refusal.with_traceback(None)
+        refusal = self.own_router.closed
+        if refusal is not None:
+            raise refusal.with_traceback(None)
         sender, metadata = self.sender, self.sender.pool.metadata
         if topic not in self.own_router.topics:
             self._look_up(topic)
@@ -558,7 +566,7 @@ class Accumulator:
         assert isinstance(buffer, PartitionBuffer)
         sender = self.sender
         with sender.reactor.lock:
-            if buffer.batch is not batch or sender.refusal is not None:
+            if buffer.batch is not batch or self.own_router.closed is not None:
                 return
             if batch is None:
                 self.open(buffer)

@@ -17,6 +17,9 @@ No I/O and no clock: times come in, batches and their fates go out. Of an idempo
 - A batch that the log refuses for its size goes on in parts. They have its sequences among them, so what was sent
   behind it keeps its own and follows when they are written.
 
+A lane of transactions is idempotent under the producer id and epoch of its transaction, which it never changes by
+itself. What it gives up fails the transaction: nothing follows, until the next one begins with `rebase`.
+
 Other lanes (acks 0 or 1) try again as long as it makes sense: a batch may be written twice, and, unless
 `max_in_flight` is 1, behind a later one.
 """
@@ -81,6 +84,7 @@ _NOT_WRITTEN: Final = frozenset(
         ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.NOT_ENOUGH_REPLICAS,
         ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
     }
 )
 _OF_SEQUENCES: Final = {
@@ -205,6 +209,7 @@ class Lane(Generic[B]):
     acks: int
     idempotent: bool
     max_in_flight: int = REMEMBERED_BATCHES
+    transactional: bool = False
     leader: int = -1
     """The broker that the batches in flight went to."""
     wants_producer_id: bool = False
@@ -248,6 +253,23 @@ class Lane(Generic[B]):
         self._next_sequence = 0
         self.wants_producer_id = False
 
+    def rebase(self, producer_id: int, epoch: int) -> None:
+        """A transaction begins under another identity than the one before: from sequence 0 on. What of earlier ones is
+        still on its way says nothing any more.
+
+        A log that knows the producer takes nothing else first from a later epoch: what was proven stays so.
+        """
+        assert self.transactional
+        if producer_id != self.producer_id:
+            self._proven_at = None
+        self.wants_producer_id = True
+        self.in_flight.clear()
+        self._sure_hole = None
+        self._open_holes.clear()
+        self._fenced = self._distrusted = False
+        self.end_backoff()
+        self.adopt(producer_id, epoch)
+
     def doubt(self) -> None:
         """The log may be another one now: the next batch travels alone."""
         self._proven_at = None
@@ -286,6 +308,8 @@ class Lane(Generic[B]):
             self.leader = leader
             self.doubt()
         if self._holed and not self._old_epoch_serves(self.waiting[0]):
+            if self.transactional:
+                return None
             self._renew()
         if self.wants_producer_id:
             return None
@@ -370,7 +394,7 @@ class Lane(Generic[B]):
 
     def release(self, batch: B) -> bool:
         """Let go of a batch that waits, so that it can go to another partition; False if the log here may have it."""
-        if self.idempotent and batch.unsure:
+        if self.idempotent and (batch.unsure or (self.transactional and batch.stamped)):
             return False
         self.waiting.remove(batch)
         self._give_up(batch)
@@ -412,7 +436,7 @@ class Lane(Generic[B]):
             return []
         elif not behind_open_hole:
             self._distrusted = True
-        if batch.unsure:
+        if batch.unsure or self.transactional:
             return self._give_up(batch)
         self._note_hole(batch.position - 1)
         self._wait_again(batch, now)

@@ -17,6 +17,7 @@ QUEUE_RECORDS: Final = 2_000_000
 RECORD_BYTES: Final = 1 << 20
 REQUEST_BYTES: Final = 1 << 20
 """A request takes further batches up to here; a single one may be larger."""
+TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 _CODECS: Final = {codec.name.lower(): codec for codec in Codec}
 
@@ -41,6 +42,8 @@ class ProducerOptions:
     avoid_slow: bool
     latency_table: Sequence[tuple[int, int]]
     exit_timeout_ms: float
+    transactional_id: str | None
+    transaction_timeout_ms: int
 
     def __post_init__(self) -> None:
         check_acks(self.acks)
@@ -51,8 +54,19 @@ class ProducerOptions:
         for name in ("delivery_timeout_ms", "request_timeout_ms"):
             _need(getattr(self, name) > 0, name, getattr(self, name), "more than 0 ms")
         FaultLatency(self.latency_table)
+        self._check_transactional()
         for name in ("interval_ms", "exit_timeout_ms"):
             _need(getattr(self, name) >= 0, name, getattr(self, name), "0 ms or more")
+
+    def _check_transactional(self) -> None:
+        given, timeout_ms = self.transactional_id, self.transaction_timeout_ms
+        _need(timeout_ms >= 1, "transaction_timeout_ms", timeout_ms, "1 ms or more")
+        if given is None:
+            return
+        if not isinstance(given, str) or not given:
+            raise SettingError(f"transactional_id={given!r} cannot be: give a name, the same in every run of this task")
+        if self.acks != -1 or not self.idempotent:
+            raise SettingError("a transactional producer is idempotent and waits for all replicas in sync: acks=-1")
 
     @property
     def codec_id(self) -> int:

@@ -10,8 +10,10 @@ A record is acknowledged when its delivery says so, and not before: what is in t
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,19 +22,29 @@ from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.connection.thread_reactor import ThreadReactor
 from headrace.client.connection.tls import Tls
-from headrace.client.errors import ProducerClosed
+from headrace.client.errors import NoTransaction, ProducerClosed
 from headrace.client.keywords import takes_options
 from headrace.client.producer.accumulator import Need, ProducerBatch, ProduceResult
 from headrace.client.producer.direct import Direct
 from headrace.client.producer.lane import REMEMBERED_BATCHES
-from headrace.client.producer.options import BATCH_BYTES, QUEUE_BYTES, QUEUE_RECORDS, RECORD_BYTES, ProducerOptions
+from headrace.client.producer.options import (
+    BATCH_BYTES,
+    QUEUE_BYTES,
+    QUEUE_RECORDS,
+    RECORD_BYTES,
+    TRANSACTION_TIMEOUT_MS,
+    ProducerOptions,
+)
 from headrace.client.producer.sender import Sender
 from headrace.client.producer.sticky_partitioner import TABLE
-from headrace.errors import RequestTimedOut
+from headrace.client.producer.transaction import Transaction
+from headrace.client.producer.transaction_core import Step, TransactionCore
+from headrace.errors import HeadraceError, RequestTimedOut
 from headrace.records.builder import Delivery, Report
 from headrace.records.record import GivenHeaders
 
 ONE_WAY: Final = 0
+log = logging.getLogger(__name__)
 
 
 class ThreadDriver:
@@ -98,7 +110,8 @@ class RecordAppender:
         self._driver = driver
         self._direct = Direct(sender, driver.reactor)
         self._acks = sender.options.acks
-        self._waits = self._acks != ONE_WAY
+        # A batch of a transaction leaves by the sender, which adds its partition.
+        self._waits = self._acks != ONE_WAY and sender.transactions is None
 
     def send(
         self,
@@ -217,6 +230,9 @@ class Producer:
     in_flight: batches of a partition on their way at once, at most 5 where they are idempotent.
     avoid_slow, latency_table: keep records that may go anywhere away from brokers that were slow: (took ms, avoid ms).
     exit_timeout_ms: how long a program that ends without `close` sends what waits; what is left is logged.
+    transactional_id: the name under which this producer has transactions, and sends in them only. The same in every run
+        of a task, and no other's at the same time: the one that begins last takes over, and those before are refused.
+    transaction_timeout_ms: a transaction that is open for longer is aborted by the broker.
     tls: speak TLS with the brokers: True trusts the system's authorities, the path of a PEM file those in it; or an
         ssl.SSLContext.
     """
@@ -242,6 +258,8 @@ class Producer:
         avoid_slow: bool = False,
         latency_table: Sequence[tuple[int, int]] = TABLE,
         exit_timeout_ms: float = EXIT_TIMEOUT_MS,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         tls: Tls = None,
     ) -> None:
         options = ProducerOptions(
@@ -261,6 +279,8 @@ class Producer:
             avoid_slow=avoid_slow,
             latency_table=latency_table,
             exit_timeout_ms=exit_timeout_ms,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=transaction_timeout_ms,
         )
         self._pool, self._driver = connect(bootstrap, client_id, tls)
         self._sender = Sender(self._pool, options, self._driver)
@@ -357,6 +377,30 @@ class Producer:
             topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, acks=acks, callback=callback
         )
 
+    def transaction(self, *, two_phase: bool = False) -> Transaction:
+        """A transaction of this producer, for `with`: one at a time, and everything that is sent meanwhile is in it.
+
+        Needs a `transactional_id`. With `two_phase` no timeout ends it, and it can be left prepared, for another
+        process to end: see `Transaction.prepare`.
+        """
+        core = self._sender.transactions
+        if core is None:
+            raise NoTransaction(
+                "this producer has no transactional id: Producer(transactional_id='...'), with a name that is the same "
+                "in every run of this task"
+            )
+        return Transaction(self, core, two_phase=two_phase)
+
+    def _transact(self, begin: Callable[[], Step], timeout_s: float | None = None) -> None:
+        """Begin a step of a transaction, and wait until it is done; raises what it ended with."""
+        driver = self._driver
+        with driver.lock:
+            step = begin()
+        if not driver.have(lambda: step.done, math.inf if timeout_s is None else driver.now() + timeout_s):
+            raise RequestTimedOut(f"the transaction's coordinator has not answered after {timeout_s} s")
+        if step.error is not None:
+            raise step.error
+
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged or has failed, and callbacks have heard which."""
         driver, sender = self._driver, self._sender
@@ -377,19 +421,35 @@ class Producer:
         return self._sender.metrics()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Send what waits, for at most `timeout_s`, and let go of the connections. What is left over fails.
+        """Send what waits, for at most `timeout_s`, and let go of the connections. What is left over fails. An open
+        transaction is aborted; one that is prepared stays so.
 
         A close that is interrupted gives up at once what is left.
         """
         if self._closed:
             return
-        self._appender.refuse()
+        core = self._sender.transactions
         try:
+            if core is not None and core.is_open:
+                self._abandon(core, timeout_s)
+            self._appender.refuse()
             self.flush(timeout_s)
         except RequestTimedOut:
             pass
         finally:
             self._let_go()
+
+    def _abandon(self, core: TransactionCore, timeout_s: float | None) -> None:
+        """Abort the transaction that is open. If that does not succeed, its timeout will."""
+        try:
+            with self._driver.lock:
+                core.begin_abort()
+            self.flush(timeout_s)
+            self._transact(partial(core.end, commit=False), timeout_s)
+        except RequestTimedOut:
+            raise
+        except HeadraceError as error:
+            log.warning("the open transaction of %r was not aborted: %s", core.transactional_id, error)
 
     def _let_go(self) -> None:
         with self._driver.lock:

@@ -18,14 +18,12 @@ from typing import Final, NamedTuple
 from headrace.client.connection.broker_connection import HEAD, make
 from headrace.client.connection.metadata import Metadata
 from headrace.client.producer.accumulator import PartitionBuffer, ProducerBatch
-from headrace.client.producer.options import REQUEST_BYTES
+from headrace.client.producer.options import REQUEST_BYTES, TRANSACTION_TIMEOUT_MS
 from headrace.ports.disk import Buffer
 from headrace.wire import api as apis
 from headrace.wire.codec import encode_response, write_response
 from headrace.wire.message import ZERO_UUID, Message
 from headrace.wire.varint import write_uvarint
-
-TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 _NUMBERS: Final = struct.Struct(">qqq")
 _STAND_INS: Final = (0x6261_7365_5F6F_6666, 0x6170_7065_6E64_5F74, 0x6C6F_675F_7374_6172)
@@ -45,7 +43,13 @@ class Outgoing:
 
 
 def encode_parts(
-    version: int, outgoing: Sequence[Outgoing], topic_ids: Mapping[str, bytes], *, acks: int, timeout_ms: int
+    version: int,
+    outgoing: Sequence[Outgoing],
+    topic_ids: Mapping[str, bytes],
+    *,
+    acks: int,
+    timeout_ms: int,
+    transactional_id: str | None = None,
 ) -> list[Buffer]:
     """The body of a Produce request, its batches as parts of their own."""
     topics: dict[str, list[Outgoing]] = {}
@@ -53,7 +57,11 @@ def encode_parts(
         topics.setdefault(each.topic, []).append(each)
     flexible = version >= apis.KAFKA_APIS[apis.PRODUCE].flexible_from
     writer = _BodyWriter(flexible)
-    writer.head += (b"\0" if flexible else b"\xff\xff") + struct.pack(">hi", acks, timeout_ms)
+    if transactional_id is None:
+        writer.head += b"\0" if flexible else b"\xff\xff"
+    else:
+        writer.string(transactional_id)
+    writer.head += struct.pack(">hi", acks, timeout_ms)
     writer.count(len(topics))
     for name, batches in topics.items():
         if version >= _TOPIC_IDS_FROM:
@@ -146,14 +154,23 @@ class ProduceTemplate:
     )
 
     def __init__(
-        self, version: int, topic: str, topic_id: bytes | None, partition: int, acks: int, timeout_ms: int
+        self,
+        version: int,
+        topic: str,
+        topic_id: bytes | None,
+        partition: int,
+        acks: int,
+        timeout_ms: int,
+        transactional_id: str | None = None,
     ) -> None:
         self.key = (version, topic_id)
         self.version = version
         self._flexible = version >= apis.KAFKA_APIS[apis.PRODUCE].flexible_from
         ids = {} if topic_id is None else {topic: topic_id}
         nothing = [Outgoing(topic, partition, b"")]
-        head, _, tail = encode_parts(version, nothing, ids, acks=acks, timeout_ms=timeout_ms)
+        head, _, tail = encode_parts(
+            version, nothing, ids, acks=acks, timeout_ms=timeout_ms, transactional_id=transactional_id
+        )
         self._head = bytes(head)[: -1 if self._flexible else -4]
         self._tail = bytes(tail)
         self._size = -1
@@ -240,7 +257,15 @@ class ProduceRequest:
         if len(self.attempts) == 1:
             return partial(self._lone_parts, ids, timeout_ms)
         outgoing = [Outgoing(each.buffer.topic, each.buffer.partition, each.data) for each in self.attempts]
-        return partial(encode_parts, outgoing=outgoing, topic_ids=ids, acks=acks, timeout_ms=timeout_ms)
+        transactional_id = self.attempts[0].buffer.accumulator.options.transactional_id
+        return partial(
+            encode_parts,
+            outgoing=outgoing,
+            topic_ids=ids,
+            acks=acks,
+            timeout_ms=timeout_ms,
+            transactional_id=transactional_id,
+        )
 
     def _lone_parts(self, ids: dict[str, bytes], timeout_ms: int, version: int) -> Sequence[Buffer]:
         buffer, data = self.attempts[0].buffer, self.attempts[0].data
@@ -255,8 +280,10 @@ class ProduceRequest:
 def template_of(buffer: PartitionBuffer, version: int, topic_id: bytes | None, timeout_ms: int) -> ProduceTemplate:
     """Of the partition, which keeps the last one."""
     if buffer.template is None or buffer.template.key != (version, topic_id):
+        accumulator = buffer.accumulator
+        transactional_id = accumulator.options.transactional_id
         buffer.template = ProduceTemplate(
-            version, buffer.topic, topic_id, buffer.partition, buffer.accumulator.acks, timeout_ms
+            version, buffer.topic, topic_id, buffer.partition, accumulator.acks, timeout_ms, transactional_id
         )
     return buffer.template
 

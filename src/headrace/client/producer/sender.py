@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final
 
 from headrace.client.connection import exits
-from headrace.client.connection.broker_connection import Written
+from headrace.client.connection.broker_connection import LATEST_VERSION, Written
 from headrace.client.connection.connections import ConnectionPool
 from headrace.client.connection.metadata import Topic
 from headrace.client.connection.reactor import Backoff, Timer, WeakIdentitySet
@@ -50,7 +50,8 @@ from headrace.client.producer.request import (
     producer_id_request,
 )
 from headrace.client.producer.sticky_partitioner import FaultLatency, next_partition
-from headrace.errors import ErrorCode, HeadraceError, InvalidRecord
+from headrace.client.producer.transaction_core import TransactionCore
+from headrace.errors import ErrorCode, HeadraceError, InvalidRecord, SettingError
 from headrace.records.builder import Delivery, Report, SentBatch
 from headrace.records.router import Quota
 from headrace.wire import api as apis
@@ -154,6 +155,8 @@ class Sender:
         self._unanswered: dict[int, ProduceRequest] = {}
         """Requests in flight, the oldest first."""
         self._slow_check: Timer | None = None
+        self._gate: HeadraceError | None = None
+        """What sends hear outside of transactions, of a producer that has them."""
         self.refusal: HeadraceError | None = None
         """What every send hears from now on."""
         self._closed = False
@@ -162,6 +165,11 @@ class Sender:
         """Over how many partitions of a topic order keys are spread."""
         self.unbatched = 0
         """Records that wait outside of batches."""
+        named = options.transactional_id
+        self.transactions = None if named is None else TransactionCore(self, named)
+        """Where the transaction stands, of a producer that has them."""
+        if self.transactions is not None:
+            self._gate = self.transactions.gate
         pool.metadata.listeners.append(self._on_metadata)
         _senders.add(self)
         exits.opened(self)
@@ -172,14 +180,21 @@ class Sender:
         with self.reactor.lock:
             found = self._accumulators.get((acks, ordered))
             if found is None:
+                if self.transactions is not None and (ordered or acks != -1):
+                    raise SettingError(
+                        "in a transaction all replicas in sync are waited for (acks=-1), and records of a partition "
+                        "keep their order: use `t.send`, with a key where order matters"
+                    )
                 found = self._accumulators[acks, ordered] = Accumulator(self, acks, ordered)
-                found.own_router.closed = self.refusal
+                found.own_router.closed = self.refusal or self._gate
             return found
 
     def accumulators(self) -> list[Accumulator]:
         return list(self._accumulators.values())
 
-    def producer_ids(self, on_change: Callable[[], None]) -> ProducerIds:
+    def producer_ids(self, on_change: Callable[[], None]) -> ProducerIds | TransactionCore:
+        if self.transactions is not None:
+            return self.transactions
         return ProducerIds(self.pool, self.options.request_timeout_ms / 1000, on_change)
 
     def refuse(self, error: HeadraceError) -> None:
@@ -188,6 +203,30 @@ class Sender:
             self.refusal = error
             for accumulator in self._accumulators.values():
                 accumulator.own_router.closed = error
+
+    def set_gate(self, error: HeadraceError | None) -> None:
+        """Take records of a transaction from now on, or none."""
+        self._gate = error
+        for accumulator in self._accumulators.values():
+            accumulator.own_router.closed = self.refusal or error
+        self.driver.changed()
+
+    def drop_unsent(self, error: HeadraceError) -> bool:
+        """Fail all that is not on its way; True if there was any. What is on its way is not sent again."""
+        left = list(self.incomplete.unsettled.values())
+        dropped = False
+        for pending in left:
+            self._close_open(pending)
+        for buffer in {pending.buffer: None for pending in left}:
+            dropped |= self._drop_waiting(buffer, error)
+        return dropped
+
+    def _drop_waiting(self, buffer: PartitionBuffer, error: HeadraceError) -> bool:
+        verdicts = buffer.lane.withdraw(lambda _: True)
+        for pending, fate in verdicts:
+            if not pending.settled:
+                self._fail(pending, fate, error)
+        return bool(verdicts)
 
     def avoided(self) -> frozenset[int]:
         """Brokers that records which may go anywhere stay away from."""
@@ -247,6 +286,8 @@ class Sender:
         """Settle what is left as it is. The connections may go on for others, so nothing of it stays in a lane."""
         self._closed = True
         exits.closed(self)
+        if self.transactions is not None:
+            self.transactions.close()
         left = list(self.incomplete.unsettled.values())
         for pending in left:
             self._close_open(pending)
@@ -280,6 +321,8 @@ class Sender:
     ) -> None:
         """Put the batches of a partition that may leave into requests to its leader."""
         now, lane, accumulator = self.reactor.now(), buffer.lane, buffer.accumulator
+        if self.transactions is not None and not self.transactions.admits(buffer):
+            return
         leader = self.pool.metadata.leader(buffer.topic, buffer.partition)
         if leader is None or leader in failing:
             self._move_away(buffer, failing)
@@ -360,7 +403,17 @@ class Sender:
             return
         timeout_s = self.options.request_timeout_ms / 1000 + ANSWER_MARGIN_S
         reads, answered = request.read if len(request.attempts) == 1 else None, acks != 0
-        connection.ask(apis.PRODUCE, body, heard, timeout_s=timeout_s, answered=answered, reads=reads, written=written)
+        latest = LATEST_VERSION if self.transactions is None else self.transactions.produce_version
+        connection.ask(
+            apis.PRODUCE,
+            body,
+            heard,
+            timeout_s=timeout_s,
+            answered=answered,
+            reads=reads,
+            written=written,
+            max_version=latest,
+        )
 
     # Answers.
 
@@ -438,6 +491,9 @@ class Sender:
         buffer = each.buffer
         if outcome is not Outcome.TOO_LARGE or not self._split(each, now):
             self.settle(buffer.lane.answered(each.pending, each.number, outcome, now), base_offset, append_ms)
+        if self._gate is not None and not self._closed:
+            # Its transaction has failed, or is over: what was to be sent again is not.
+            self._drop_waiting(buffer, self._gate)
         if buffer.due or buffer.lane.waiting:
             self.make_ready(buffer)
 
@@ -496,6 +552,8 @@ class Sender:
             self.count.failed += count
         error = _failure(count, where, unknown, reason)
         self.complete(pending, pending.batch.sent.fail(error))
+        if self.transactions is not None:
+            self.transactions.batch_failed(error)
         if pending.orders and not self._closed:
             self._fail_followers(pending, error)
 

@@ -30,4 +30,6 @@ def _described(found: DescribedTransaction) -> Message:
         producer_id=found.producer_id,
         producer_epoch=found.epoch,
         topics=[Message(topic=topic, partitions=indexes) for topic, indexes in topics.items()],
+        owner_client_id=found.owner.client_id,
+        owner_host=found.owner.host,
     )
