@@ -40,6 +40,15 @@ def group_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return _unsaid(ctx, param, _beginning(incomplete, _ask(ctx, listed)))
 
 
+def transactional_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    def listed(cluster: Cluster) -> Iterable[str]:
+        from headrace.client.admin.transactions import list_transactions
+
+        return (listed.transactional_id for listed in list_transactions(cluster))
+
+    return _unsaid(ctx, param, _beginning(incomplete, _ask(ctx, listed)))
+
+
 def context_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from headrace.client import contexts
 

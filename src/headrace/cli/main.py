@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError, SettingError
 # Name and one line for the help: what --help shows without importing anything.
 COMMANDS = {
     "serve": "Run a broker.",
-    "registry": "Run a registry: routes for clients, not schemas; nothing is kept.",
+    "registry": "Run a registry: routes for clients, not schemas.",
     "doctor": "Look for what keeps a broker from running well.",
     "topic": "Create, list, describe, alter and delete topics.",
     "produce": "Send lines of standard input, or of a file, to a topic.",
@@ -27,6 +27,7 @@ COMMANDS = {
     "export": "Copy a topic to a file: JSON lines or Parquet.",
     "import": "Copy a file to a topic.",
     "group": "List, describe, reset and delete consumer groups.",
+    "transaction": "List, describe and end transactions; find those that hang.",
     "context": "Name clusters, and choose which one commands talk to.",
     "config": "Show and change settings of topics, brokers and the cluster.",
     "cluster": "Describe a cluster; run one on this machine.",
@@ -36,7 +37,7 @@ COMMANDS = {
     "load": "Generate traffic, with a ledger of what was acknowledged.",
     "query": "Find records by key, offset or time, in brokers or an archive.",
     "sql": "Query topics with SQL.",
-    "pipeline": "Archive, audit, compact, index, report, jobs of your own: Spark.",
+    "pipeline": "Archive, audit, compact, index, report, your own jobs: Spark.",
     "completion": "Complete commands and names in bash, zsh and fish.",
     "log": "Read a data folder offline: what is in it, and is it whole.",
 }

@@ -63,3 +63,17 @@ def format_time_ms(timestamp_ms: int) -> str:
     except (ValueError, OverflowError, OSError):
         return str(timestamp_ms)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{timestamp_ms % 1000:03}Z"
+
+
+def format_duration_ms(duration_ms: int) -> str:
+    """Its two largest units: `820ms`, `3.2s`, `4m10s`, `2h5m`, `3d4h`."""
+    if duration_ms < 1000:
+        return f"{duration_ms}ms"
+    seconds = duration_ms // 1000
+    if seconds < 60:
+        return f"{duration_ms // 100 / 10:g}s"
+    for unit_s, unit, part_s, part in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if seconds >= unit_s:
+            rest = seconds % unit_s // part_s
+            return f"{seconds // unit_s}{unit}" + (f"{rest}{part}" if rest else "")
+    raise AssertionError
