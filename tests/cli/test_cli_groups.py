@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as KafkaConsumer
 
-from brokers import wait_for
+from brokers import Broker, wait_for
 from cli.conftest import Run, Running
 from proving import proves
 
@@ -42,13 +43,40 @@ def test_groups_are_listed_and_their_lag_is_shown(run: Run, group: tuple[str, st
     group_id, name = group
     listed = {row["group"]: row["state"] for row in json.loads(run("group", "list", "--json").stdout)}
     assert listed[group_id] == "Empty"
-    assert [group_id, "Empty", "consumer"] in [line.split() for line in run("group", "list").stdout.splitlines()]
+    assert [group_id, "Empty", "classic", "consumer"] in [
+        line.split() for line in run("group", "list").stdout.splitlines()
+    ]
     run("produce", name, "--partition", "1", stdin="d\ne\n")
     rows = described(run, group_id)["partitions"]
     assert [(row["committed"], row["end"], row["lag"]) for row in rows] == [(3, 3, 0), (3, 5, 2)]
     lines = run("group", "describe", group_id).stdout.splitlines()
     assert lines[0] == f"group {group_id}, Empty, assignor -, lag 2"
     assert lines[-1].split() == [name, "1", "3", "5", "2", "-"]
+
+
+@proves("N1")
+def test_a_group_of_the_consumer_protocol_is_shown_with_its_epochs(run: Run, broker: Broker, topic: MakeTopic) -> None:
+    name = topic(2)
+    group_id = f"group-of-{name}"
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": group_id, "group.protocol": "consumer"}
+    consumer = KafkaConsumer({**settings, "client.id": "reader"})
+    try:
+        consumer.subscribe([name])
+        wait_for("partitions", lambda: consumer.poll(0.05) or len(consumer.assignment()) == 2)
+        listed = {row["group"]: row["type"] for row in json.loads(run("group", "list", "--json").stdout)}
+        assert listed[group_id] == "consumer"
+        shown = described(run, group_id)
+        assert (shown["state"], shown["type"], shown["assignor"]) == ("Stable", "consumer", "uniform")
+        assert (shown["epoch"], shown["assignment_epoch"]) == (1, 1)
+        (member,) = shown["members"]
+        assert (member["client"], member["partitions"], member["target"], member["epoch"]) == ("reader", 2, 2, 1)
+        lines = run("group", "describe", group_id).stdout.splitlines()
+        assert lines[0] == f"group {group_id}, Stable, assignor uniform, epoch 1, assigned in 1, lag 0"
+        assert "stop its consumers first" in run("group", "delete", group_id, exit_code=1).stderr
+    finally:
+        consumer.close()
+    run("group", "delete", group_id)
+    assert "group" in run("group", "describe", group_id, exit_code=1).stderr
 
 
 def test_members_are_shown_and_protect_the_group(run: Run, start: Start, group: tuple[str, str]) -> None:

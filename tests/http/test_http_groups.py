@@ -126,7 +126,7 @@ def test_what_was_committed_over_http_is_what_a_kafka_client_finds(broker: Broke
     assert offsets == [{"topic": "told", "partition": 0, "offset": 3, "metadata": "", "lag": 0}]
     listed = ask(broker, "GET", "/groups")[1]
     assert listed["elsewhere"] == 0
-    assert {"group": "told-group", "state": "Empty", "protocol_type": ""} in listed["groups"]
+    assert {"group": "told-group", "state": "Empty", "type": "classic", "protocol_type": ""} in listed["groups"]
     assert ask(broker, "DELETE", "/groups/told-group/offsets?topic=told") == (
         200,
         {"group": "told-group", "deleted": [{"topic": "told", "partition": 0}]},

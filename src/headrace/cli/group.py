@@ -28,10 +28,10 @@ def group() -> None:
 def list_groups(cluster: Cluster, as_json: bool) -> None:
     """List consumer groups."""
     rows = [
-        {"group": listed.group_id, "state": listed.state, "type": listed.protocol_type}
+        {"group": listed.group_id, "state": listed.state, "type": listed.type, "protocol": listed.protocol_type}
         for listed in groups.list_groups(cluster)
     ]
-    show_rows(rows, ("group", "state", "type"), as_json)
+    show_rows(rows, ("group", "state", "type", "protocol"), as_json)
 
 
 @group.command()
@@ -50,19 +50,30 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
             "client": member.client_id,
             "host": member.host,
             "partitions": sum(map(len, member.assignment.values())),
+            **_progress(member),
         }
         for member in described.members
     ]
     if as_json:
-        head = {"group": name, "state": described.state, "assignor": described.assignor}
-        show_json({**head, "members": members, "partitions": rows})
+        head = {"group": name, "state": described.state, "type": described.type, "assignor": described.assignor}
+        epochs = {"epoch": described.epoch, "assignment_epoch": described.assignment_epoch}
+        show_json({**head, **epochs, "members": members, "partitions": rows})
         return
     total = sum(row["lag"] or 0 for row in rows)
-    click.echo(f"group {name}, {described.state}, assignor {described.assignor or '-'}, lag {total}")
+    epoch = "" if described.epoch is None else f"epoch {described.epoch}, assigned in {described.assignment_epoch}, "
+    click.echo(f"group {name}, {described.state}, assignor {described.assignor or '-'}, {epoch}lag {total}")
     if members:
-        show_table(members, ("member", "instance", "client", "host", "partitions"))
+        more = () if described.epoch is None else ("target", "epoch")
+        show_table(members, ("member", "instance", "client", "host", "partitions", *more))
         click.echo()
     show_table(rows, ("topic", "partition", "committed", "end", "lag", "member"))
+
+
+def _progress(member: groups.GroupMember) -> dict[str, Any]:
+    """Of a member of the consumer protocol: how many partitions it is to have, and which epoch it has reached."""
+    if member.target is None:
+        return {}
+    return {"target": sum(map(len, member.target.values())), "epoch": member.epoch}
 
 
 def _lag_row(found: groups.PartitionLag) -> dict[str, Any]:

@@ -85,7 +85,7 @@ LIST: Final = Operation(
             "By name; elsewhere counts the partitions of the offsets topic that other brokers lead.",
             closed(
                 {
-                    "groups": list_of(closed({"group": TEXT, "state": TEXT, "protocol_type": TEXT})),
+                    "groups": list_of(closed({"group": TEXT, "state": TEXT, "type": TEXT, "protocol_type": TEXT})),
                     "elsewhere": COUNT,
                 }
             ),
@@ -102,6 +102,7 @@ DESCRIBE: Final = Operation(
                 {
                     "group": TEXT,
                     "state": TEXT,
+                    "type": TEXT,
                     "protocol_type": TEXT,
                     "protocol": TEXT,
                     "coordinator": BROKER,
@@ -160,7 +161,12 @@ def list_groups(exchange: Exchange) -> Response:
     offsets_topic = services.image().topics.get(OFFSETS_TOPIC)
     states = () if offsets_topic is None else offsets_topic.partitions
     groups = [
-        {"group": one.group_id, "state": one.group_state, "protocol_type": one.protocol_type}
+        {
+            "group": one.group_id,
+            "state": one.group_state,
+            "type": one.group_type,
+            "protocol_type": one.protocol_type,
+        }
         for one in sorted(reply.groups, key=lambda one: one.group_id)
     ]
     elsewhere = sum(state.leader != services.broker_id for state in states)
@@ -175,6 +181,7 @@ def _shown_group(services: HttpServices, group: DescribedGroup) -> dict[str, Any
     return {
         "group": group.group_id,
         "state": group.group_state,
+        "type": group.group_type,
         "protocol_type": group.protocol_type,
         "protocol": group.protocol_data,
         "coordinator": services.broker_id,

@@ -18,7 +18,7 @@ from headrace.client.consumer.group_protocol import (
 )
 from headrace.client.errors import GroupNotEmpty, GroupNotFound, check
 from headrace.client.fetch_requests import EARLIEST, LATEST
-from headrace.errors import ErrorCode, InvalidRequest
+from headrace.errors import ErrorCode, InvalidRequest, Unsupported
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 
@@ -41,6 +41,8 @@ class GroupListing:
     group_id: str
     protocol_type: str
     state: str
+    type: str = ""
+    """`classic` or `consumer`, by the protocol of its members; empty if the broker is too old to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class GroupMember:
     client_id: str
     host: str
     assignment: Assignment
+    target: Assignment | None = None
+    """In a group of the consumer protocol, what it is to have."""
+    epoch: int | None = None
+    """Likewise, the epoch that it has reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,12 @@ class GroupDescription:
     protocol_type: str
     assignor: str
     members: tuple[GroupMember, ...]
+    type: str = "classic"
+    """Or `consumer` (KIP-848)."""
+    epoch: int | None = None
+    """Of a group of the consumer protocol."""
+    assignment_epoch: int | None = None
+    """Likewise, the epoch for which its assignment was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,10 @@ def list_groups(cluster: Cluster, brokers: Iterable[int] | None = None) -> list[
         groups: list[GroupListing] = []
         for answer in cluster.call_all(asked):
             check(answer.error_code, "list groups")
-            groups += [GroupListing(group.group_id, group.protocol_type, group.group_state) for group in answer.groups]
+            groups += [
+                GroupListing(group.group_id, group.protocol_type, group.group_state, group.group_type or "")
+                for group in answer.groups
+            ]
         return sorted(groups, key=lambda group: group.group_id)
 
     return cluster.retry(ask)
@@ -109,15 +124,23 @@ def list_groups(cluster: Cluster, brokers: Iterable[int] | None = None) -> list[
 def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
     """GroupNotFound if it is not there, whatever version the broker speaks."""
 
+    def consumer_group() -> GroupDescription:
+        request = Message(group_ids=[group_id], include_authorized_operations=False)
+        try:
+            answer = cluster.call(cluster.coordinator(group_id), apis.CONSUMER_GROUP_DESCRIBE, request)
+        except Unsupported:
+            raise GroupNotFound(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}") from None
+        (group,) = answer.groups
+        check(group.error_code, f"group {group_id!r}")
+        return _consumer_group(group)
+
     def ask() -> GroupDescription:
         (group,) = cluster.call(cluster.coordinator(group_id), apis.DESCRIBE_GROUPS, Message(groups=[group_id])).groups
-        check(
-            group.error_code,
-            f"group {group_id!r}",
-            group.error_message if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND else None,
-        )
+        if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
+            return consumer_group()
+        check(group.error_code, f"group {group_id!r}", group.error_message)
         if group.group_state == "Dead":
-            raise GroupNotFound(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}")
+            return consumer_group()
         members = tuple(_member(member, group.protocol_type) for member in group.members)
         return GroupDescription(group_id, group.group_state, group.protocol_type, group.protocol_data, members)
 
@@ -127,6 +150,28 @@ def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
 def _member(member: Message, protocol_type: str) -> GroupMember:
     assignment = decode_assignment(member.member_assignment) if protocol_type == PROTOCOL_TYPE else {}
     return GroupMember(member.member_id, member.group_instance_id, member.client_id, member.client_host, assignment)
+
+
+def _consumer_group(group: Message) -> GroupDescription:
+    members = tuple(
+        GroupMember(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            _partitions(member.assignment),
+            _partitions(member.target_assignment),
+            member.member_epoch,
+        )
+        for member in group.members
+    )
+    epochs = group.group_epoch, group.assignment_epoch
+    kind, assignor = PROTOCOL_TYPE, group.assignor_name
+    return GroupDescription(group.group_id, group.group_state, kind, assignor, members, "consumer", *epochs)
+
+
+def _partitions(assignment: Message) -> Assignment:
+    return {topic.topic_name: tuple(topic.partitions) for topic in assignment.topic_partitions}
 
 
 def group_lag(cluster: Cluster, group: GroupDescription) -> list[PartitionLag]:
