@@ -43,8 +43,8 @@ def test_groups_are_listed_and_their_lag_is_shown(run: Run, group: tuple[str, st
     group_id, name = group
     listed = {row["group"]: row["state"] for row in json.loads(run("group", "list", "--json").stdout)}
     assert listed[group_id] == "Empty"
-    lines = [line.split() for line in run("group", "list").stdout.splitlines()]
-    assert [group_id, "Empty", "classic", "consumer"] in lines
+    rows_shown = [line.split() for line in run("group", "list").stdout.splitlines()]
+    assert [group_id, "Empty", "classic", "consumer"] in rows_shown
     run("produce", name, "--partition", "1", stdin="d\ne\n")
     rows = described(run, group_id)["partitions"]
     assert [(row["committed"], row["end"], row["lag"]) for row in rows] == [(3, 3, 0), (3, 5, 2)]
