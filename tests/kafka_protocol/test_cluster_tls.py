@@ -7,6 +7,9 @@ import ssl
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from brokers import wait_for
 from certificates import self_signed
@@ -61,6 +64,48 @@ def test_replicas_are_copied_under_tls_and_strangers_are_refused(tmp_path: Path)
         assert is_refused((host, int(port)), made.certificate_path)
         raw.close()
         follower.close()
+
+
+@proves("T1")
+def test_brokers_with_listeners_under_tls_alone_end_transactions_at_each_other(tmp_path: Path) -> None:
+    """The listeners want to see certificates, and brokers judge those of each other by their own authority."""
+    made = self_signed(tmp_path)
+    settings: dict[str, object] = {
+        "tls.certificate": made.certificate_path,
+        "tls.key": made.key_path,
+        "tls.client.ca": made.certificate_path,
+        "offsets.topic.partitions": 1,
+        "transaction.state.log.num.partitions": 1,
+        "replication.tls.ca": made.certificate_path,
+    }
+    cluster = BrokerCluster(tmp_path / "cluster", brokers=2, etcd=1, settings=settings)
+    addresses = [broker.listen[0] for broker in cluster.brokers]
+    for broker, address in zip(cluster.brokers, addresses, strict=True):
+        broker.listen = [f"tls://{address}"]
+    client: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": ",".join(addresses),
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(made.certificate_path),
+        "ssl.certificate.location": str(made.certificate_path),
+        "ssl.key.location": str(made.key_path),
+        "ssl.endpoint.identification.algorithm": "none",
+    }
+    with cluster:
+        admin = AdminClient(client)
+        given = NewTopic("t", 4, 1)
+        wait_for("the topic", lambda: admin.create_topics([given])["t"].exception(30) is None)
+        producer = Producer({**client, "transactional.id": "tx"})
+        producer.init_transactions(60)
+        for _ in range(2):
+            producer.begin_transaction()
+            for index in range(4):
+                producer.produce("t", b"v", partition=index)
+            producer.commit_transaction(60)
+        consumer = Consumer({**client, "group.id": "g", "isolation.level": "read_committed"})
+        consumer.assign([TopicPartition("t", index, 0) for index in range(4)])
+        found = consumer.consume(8, 60)
+        consumer.close()
+        assert [message.value() for message in found] == [b"v"] * 8
 
 
 def test_tls_between_brokers_needs_a_certificate_to_show(tmp_path: Path) -> None:
