@@ -85,7 +85,8 @@ class _Held:
     writes: deque[tuple[GoOn, int]]
 
 
-Key = tuple[Partition, int]
+Key = tuple[Partition, int, int]
+"""A partition, the producer's id and its epoch: who was fenced must not take along who has followed it."""
 
 
 class FirstWrites:
@@ -103,7 +104,6 @@ class FirstWrites:
         self._transactions = transactions
         self._ask_peer = ask
         self.waiting: dict[Key, _Held] = {}
-        """By partition and producer id."""
         self._asked: dict[Transaction, dict[Place, Key]] = {}
         """What is to be asked at the end of this turn."""
         self._rooms: list[Callable[[], None]] = []
@@ -119,7 +119,7 @@ class FirstWrites:
 
     def must_wait(self, partition: Partition, transaction: Transaction) -> bool:
         """Whether a write is the first of its transaction in the partition, or comes behind one that waits."""
-        if self.waiting and (partition, transaction.producer_id) in self.waiting:
+        if self.waiting and (partition, transaction.producer_id, transaction.epoch) in self.waiting:
             return True
         return not partition.has_open_transaction(transaction.producer_id, transaction.epoch)
 
@@ -131,7 +131,7 @@ class FirstWrites:
                 f"{partition.topic_partition}: {self.held_bytes} bytes wait for the coordinators of their "
                 "transactions; send it again"
             )
-        key = partition, transaction.producer_id
+        key = partition, transaction.producer_id, transaction.epoch
         held = self.waiting.get(key)
         if held is None:
             verification = partition.verification(transaction.producer_id, transaction.epoch)

@@ -107,7 +107,7 @@ class Markers:
         for sending in due:
             places, sending.retried = sending.retried, set()
             if sending.wanted():
-                tries.append((sending, places))
+                tries.append((sending, sorted(places)))
             else:
                 self._under_way -= 1
         self._send(tries, again=True)

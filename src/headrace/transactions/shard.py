@@ -72,7 +72,7 @@ class Shard:
         """Idle ones whose tombstones are on their way."""
         self.states: Counter[State] = Counter()
         """How many are in each state."""
-        self._open: set[str] = set()
+        self._open: dict[str, None] = {}
         self._counts = [0] * len(STATES)
 
     def __len__(self) -> int:
@@ -88,9 +88,12 @@ class Shard:
             if value is not None and not is_whole(value):
                 kept = decode(value)
                 value = encode(kept)
-                (self._open.add if kept.state in OPEN else self._open.discard)(transactional_id)
+                if kept.state in OPEN:
+                    self._open[transactional_id] = None
+                else:
+                    self._open.pop(transactional_id, None)
             elif self._open:
-                self._open.discard(transactional_id)
+                self._open.pop(transactional_id, None)
             self._put(transactional_id, value)
 
     def _put(self, transactional_id: str, value: bytes | None) -> None:

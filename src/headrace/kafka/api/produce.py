@@ -178,7 +178,7 @@ class PendingProduce:
         header = read_header(records)
         if not header.is_transactional:
             return False
-        if (partition, header.producer_id) in services.first_writes.waiting:
+        if (partition, header.producer_id, header.producer_epoch) in services.first_writes.waiting:
             return True
         return not partition.has_open_transaction(header.producer_id, header.producer_epoch)
 
@@ -202,9 +202,10 @@ class PendingProduce:
         partition, rows, at = self._held.pop(key)
         services = self._connection.services
         outcome: Appended | HeadraceError
+        if error is not None:
+            self._appended(partition, rows, at, error)
+            return
         try:
-            if error is not None:
-                raise error
             if _recompressed(services, partition, memoryview(batch)):
                 self._submit(partition, memoryview(batch), rows, at)
                 return
@@ -212,9 +213,10 @@ class PendingProduce:
             services.partitions.touch(partition)
         except TransactionUnverified as ended:  # meanwhile, by its marker
             known = support_of(self._version, ABORTABLE_FROM) > Support.VERIFIED
-            outcome = TransactionAbortable(str(ended)) if known else ended
+            outcome = TransactionAbortable(str(ended)) if known else ended.with_traceback(None)
         except HeadraceError as refused:
-            outcome = refused
+            # With its traceback it would hold this call, and with that whatever was received, until both are collected.
+            outcome = refused.with_traceback(None)
         self._appended(partition, rows, at, outcome)
 
     def _appended(self, partition: Partition, rows: list[Row], at: int, outcome: Appended | HeadraceError) -> None:
