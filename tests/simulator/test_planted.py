@@ -15,7 +15,13 @@ import pytest
 from headrace.simulator.cluster import simulate
 from headrace.simulator.scenario import draw
 from proving import proves
-from simulator import planted_coordination, planted_damage, planted_front_end, planted_moves  # noqa: F401 - more of them
+from simulator import (  # noqa: F401 - more of them
+    planted_coordination,
+    planted_damage,
+    planted_front_end,
+    planted_moves,
+    planted_transactions,
+)
 from simulator.planted import FOUND_BY_TESTS, PLANTS, planted
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -61,6 +67,7 @@ def test_a_planted_bug_is_found_by_its_test(name: str) -> None:
     program = (
         "import sys, pytest\n"
         "from simulator import planted_coordination, planted_damage, planted_front_end, planted_moves\n"
+        "from simulator import planted_transactions\n"
         "from simulator.planted import planted\n"
         "with planted(sys.argv[1]):\n"
         "    sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', sys.argv[2]]))\n"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -19,7 +21,7 @@ from headrace.cluster.participant import Participant
 from headrace.partitions.leader_core import IsrChange, LeaderCore
 from headrace.simulator.cluster import simulate
 from headrace.simulator.faults import DECAY, FLIP_BYTE, KINDS
-from headrace.simulator.scenario import draw
+from headrace.simulator.scenario import draw, transacting
 from proving import proves
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -37,15 +39,21 @@ DECAYING = (19, 129, 9505, 34563, 52089)
 alone has what was written last, in 52089 below a start that an operator raises then."""
 SLOW_ROUNDS = (27, 57)
 """Runs in which a follower leaves the in-sync set because its rounds are slow, where they have a limit."""
-SEEDS_TWICE = (3, 5, 8)
+TRANSACTING = (11, 33, 43, 56)
+"""Runs that are given transactions. In 11 requests waited for one transactional id and the first of them was refused;
+in 33 and 43 a zombie and its successor wrote to one partition at once."""
+SEEDS_TWICE = (3, 5, 8, 23)
 LONG_SEEDS = "1-20000"
 
 
 @pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
-    """A run makes much that is collected in one go after it; in between a collection would only cost time."""
+    """A run makes much that is collected in one go after it; in between a collection would only cost time. Nothing is
+    logged: pytest keeps what is, and with an error the calls that it went through, and the buffers that they read."""
     gc.disable()
+    logging.disable(logging.CRITICAL)
     yield
+    logging.disable(logging.NOTSET)
     gc.enable()
     gc.collect()
 
@@ -108,6 +116,15 @@ def test_no_fault_of_single_coordination_nodes_breaks_a_rule(seed: int) -> None:
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 
+@proves("T1", "T2", "T4")
+@pytest.mark.parametrize("seed", TRANSACTING)
+def test_no_transaction_breaks_a_rule(seed: int) -> None:
+    scenario = transacting(draw(seed), random.Random(f"{seed} transactional load forced"))
+    outcome = simulate(scenario)
+    assert outcome.counts["committed"]
+    assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
 @proves("G10")
 @pytest.mark.parametrize("seed", SLOW_ROUNDS)
 def test_no_limit_of_rounds_breaks_a_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +167,10 @@ def test_seeds_draw_both_layouts_and_levels() -> None:
     assert {topic.durability for scenario in scenarios for topic in scenario.topics} == {"disk", "os"}
     assert {scenario.restored for scenario in scenarios} == {True, False}
     assert {scenario.renewed for scenario in scenarios} == {True, False}
+    plans = [scenario.transactions for scenario in scenarios if scenario.transactions is not None]
+    assert {plan.compacted for plan in plans} == {True, False}
+    assert {plan.versions for plan in plans} == {(1,), (2,), (1, 2)}
+    assert {bool(plan.owners) for plan in plans} == {bool(plan.copied_partitions) for plan in plans} == {True, False}
 
 
 @pytest.mark.long

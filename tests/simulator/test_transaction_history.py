@@ -19,9 +19,9 @@ TIMEOUT_SECONDS = 2.0
 class Story:
     """A history with a session, and logs that grow as it is told."""
 
-    def __init__(self, **named: bool) -> None:
+    def __init__(self, *, clocks_differ: bool = False) -> None:
         self.now = 0.0
-        self.history = TransactionHistory(lambda _: None, lambda: self.now, **named)
+        self.history = TransactionHistory(lambda _: None, lambda: self.now, lambda: clocks_differ)
         self.logs: dict[TopicPartition, list[Entry]] = {ONE: [], TWO: []}
         self.session = self.start(0)
 
@@ -69,7 +69,7 @@ class Story:
 
     def judge(self, offsets: dict[tuple[str, TopicPartition], int] | None = None) -> None:
         copies = {"copied": (ONE, TWO), "copies": (COPIES,)} if COPIES in self.logs else {}
-        self.history.judge(self.logs, offsets or {}, **copies)  # type: ignore[arg-type]
+        self.history.judge(self.logs, offsets or {}, **copies)
 
 
 @proves("T1", "T2")
@@ -87,8 +87,8 @@ def test_transactions_as_they_should_be_pass() -> None:
     story.end(third, answered=False)
     story.mark(ONE, TWO)
     for name in ("r1", "r2"):
-        story.history.read(ONE, 0, first.sent[ONE][0], name, "b2.1")
-        story.history.read(ONE, 4, third.sent[ONE][0], name, "b2.1")
+        story.history.read(ONE, (0, first.sent[ONE][0], 0), name, "b2.1")
+        story.history.read(ONE, (4, third.sent[ONE][0], 0), name, "b2.1")
     story.judge()
 
 
@@ -212,10 +212,10 @@ def test_nothing_is_read_before_somebody_asks_to_commit_it(
     story.write(transaction, ONE)
     prepare(story, transaction)
     if not words:
-        story.history.read(ONE, 0, transaction.sent[ONE][0], "r1", "b1.1")
+        story.history.read(ONE, (0, transaction.sent[ONE][0], 0), "r1", "b1.1")
         return
     with pytest.raises(Violation, match=words):
-        story.history.read(ONE, 0, transaction.sent[ONE][0], "r1", "b1.1")
+        story.history.read(ONE, (0, transaction.sent[ONE][0], 0), "r1", "b1.1")
 
 
 def test_what_was_read_as_committed_stays_so() -> None:
@@ -224,7 +224,7 @@ def test_what_was_read_as_committed_stays_so() -> None:
     transaction = story.begin()
     story.write(transaction, ONE)
     story.end(transaction, answered=False)
-    story.history.read(ONE, 0, transaction.sent[ONE][0], "r1", "b1.1")
+    story.history.read(ONE, (0, transaction.sent[ONE][0], 0), "r1", "b1.1")
     story.mark(ONE, committed=False)
     with pytest.raises(Violation, match="was read as committed, and is aborted"):
         story.judge()
@@ -241,7 +241,7 @@ def test_a_committed_record_that_a_reader_was_never_given_is_told() -> None:
 def test_what_nobody_sent_is_told() -> None:
     story = Story()
     with pytest.raises(Violation, match="which nobody has sent"):
-        story.history.read(ONE, 0, (1, 1), "r1", "b1.1")
+        story.history.read(ONE, (0, (1, 1), 0), "r1", "b1.1")
 
 
 # Last stable offsets
@@ -413,3 +413,37 @@ def test_a_copy_of_what_is_not_committed_is_told() -> None:
     story.mark(COPIES)
     with pytest.raises(Violation, match="which is not committed itself"):
         story.judge()
+
+
+# Compaction
+
+
+def compacted() -> tuple[Story, list[tuple[int, tuple[int, int], int]]]:
+    """Two committed records of one key, and an aborted one between them."""
+    story = Story()
+    story.history.add_reader(ONE, "r1")
+    first, aborted, last = story.whole(ONE), story.whole(ONE, committed=False), story.whole(ONE)
+    records = [(at, each.sent[ONE][0], 0) for at, each in ((0, first), (2, aborted), (4, last))]
+    for record in (records[0], records[2]):
+        story.history.read(ONE, record, "r1", "b1.1")
+    return story, records
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ((0, 2), ""),
+        ((2,), ""),
+        ((0,), "does not have 4, the last of b'k'"),
+        ((), "does not have 4, the last of b'k'"),
+        ((1, 2), "which is not committed"),
+    ],
+)
+def test_compaction_leaves_the_last_committed_record_of_a_key(kept: tuple[int, ...], words: str) -> None:
+    story, records = compacted()
+    views = {(ONE, "b1"): [records[nth] for nth in kept], (ONE, "b2"): records[2:]}
+    if not words:
+        story.history.judge_compacted(views, lambda *_: b"k")
+        return
+    with pytest.raises(Violation, match=words):
+        story.history.judge_compacted(views, lambda *_: b"k")

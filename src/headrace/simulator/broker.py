@@ -8,7 +8,7 @@ from functools import cache
 from typing import Final
 
 from headrace.cluster.image import Endpoint
-from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from headrace.cluster.participant import Participant
 from headrace.cluster.topics import OFFSETS_OVERRIDES, CreateTopic
 from headrace.kafka.front_end import FrontEnd
@@ -20,17 +20,27 @@ from headrace.settings.values import BrokerSettings, load
 from headrace.simulator.connection import KAFKA_PORT
 from headrace.simulator.history import Violation
 from headrace.simulator.machine import DATA, Machine
-from headrace.simulator.scenario import REPLICAS, Scenario
+from headrace.simulator.scenario import COMPACTION, REPLICAS, Scenario, TransactionPlan
 from headrace.storage.log import TICK_SECONDS
 from headrace.virtual.network import VirtualHost
 from headrace.virtual.process import Process
 
 CLUSTER: Final = "sim"
 LINK_PORT: Final = 9192
+LEDGER: Final = "ledger"
+COPIED: Final = "copied"
+"""Topics that are written to in transactions."""
 CONNECTIONS_MAX: Final = 1000
 OFFSETS_TOPIC_OVERRIDES: Final = {
     **OFFSETS_OVERRIDES,
     "segment.bytes": "4096",
+    "durability": "disk",
+    "min.insync.replicas": "2",
+}
+TRANSACTIONAL_OVERRIDES: Final = {
+    "segment.bytes": "2048",
+    "segment.index.bytes": "1024",
+    "index.interval.bytes": "256",
     "durability": "disk",
     "min.insync.replicas": "2",
 }
@@ -115,3 +125,17 @@ async def create_topics(participant: Participant, scenario: Scenario, offsets_pa
     if offsets_partitions:
         offsets = CreateTopic(OFFSETS_TOPIC, offsets_partitions, REPLICAS, OFFSETS_TOPIC_OVERRIDES, internal=True)
         await participant.topics.create(offsets)
+    if scenario.transactions is not None:
+        await create_transactional_topics(participant, scenario.transactions)
+
+
+async def create_transactional_topics(participant: Participant, plan: TransactionPlan) -> None:
+    compaction = COMPACTION | {"delete.retention.ms": "200"} if plan.compacted else {}
+    topics = [
+        CreateTopic(LEDGER, plan.partitions, REPLICAS, TRANSACTIONAL_OVERRIDES | compaction),
+        CreateTopic(TRANSACTIONS_TOPIC, plan.state_partitions, REPLICAS, OFFSETS_TOPIC_OVERRIDES, internal=True),
+    ]
+    if plan.copied_partitions:
+        topics.append(CreateTopic(COPIED, plan.copied_partitions, REPLICAS, TRANSACTIONAL_OVERRIDES))
+    for topic in topics:
+        await participant.topics.create(topic)

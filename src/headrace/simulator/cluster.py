@@ -24,7 +24,7 @@ from headrace.simulator.broker import CLUSTER, builder, create_topics
 from headrace.simulator.contents import key_of, parse_content
 from headrace.simulator.faults import Faults
 from headrace.simulator.harm import ANY
-from headrace.simulator.history import History, Record, Trace, Violation
+from headrace.simulator.history import MARKER, History, Record, Trace, Violation
 from headrace.simulator.load import Load
 from headrace.simulator.machine import Machine
 from headrace.simulator.retention import RetentionRule
@@ -72,6 +72,8 @@ class Cluster:
         ]
         self.faults = Faults(scenario, self, self.history)
         self.load = Load(scenario, self.network, self.clock, self.machines, self.history)
+        if self.load.transactions is not None:
+            self.faults.sight = self.load.transactions.sight()
         self._retention = RetentionRule(scenario.retention, self.history)
         self.failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
@@ -116,8 +118,10 @@ class Cluster:
         first = self.machines[0]
         assert first.process is not None
         assert first.participant is not None
-        partitions = self.scenario.settings["offsets.topic.partitions"] if self.scenario.groups else 0
+        partitions = self.scenario.offsets_partitions
         await first.process.run(create_topics(first.participant, self.scenario, partitions))
+        for where in self.load.transactions.partitions() if self.load.transactions else ():
+            self.history.watch(where, may_lose=False)
         retained, key = bool(self.scenario.retention), key_of if self.scenario.compacted else None
         for topic in self.scenario.topics:
             may_lose = topic.durability != "disk" and self.faults.regime == ANY
@@ -201,6 +205,10 @@ class Cluster:
                     self.history.watermark(where, partition.epoch, machine.life, partition.high_watermark)
             if self.load.renewal is not None:
                 self.load.renewal.look(machine)
+            if self.load.transactions is not None:
+                scenario = self.scenario
+                may_begin_anew = scenario.bytes_flip or scenario.decays or scenario.troubles
+                self.load.transactions.look(machine, followers=not may_begin_anew)
         self.clock.call_later(LOOK_SECONDS, self._look)
 
     def _judged(self) -> list[tuple[History, TopicPartition]]:
@@ -224,6 +232,8 @@ class Cluster:
         if self.scenario.moves and (moving := self._moving()):
             return moving
         if self.load.renewal is not None and (why := self.load.renewal.unsettled(self.machines, self.image())):
+            return why
+        if self.load.transactions is not None and (why := self.load.transactions.unsettled()):
             return why
         for history, where in self._judged():
             ends = {machine.name: _ends(machine, where) for machine in self.replicas(where)}
@@ -275,10 +285,15 @@ class Cluster:
     # The end.
 
     def _compare(self) -> None:
+        transactional: dict[TopicPartition, bytes] = {}
         for history, where in self._judged():
             logs = {machine.name: _log(machine, where) for machine in self.replicas(where)}
             starts = {log.start_offset for log in logs.values()}
-            if self.scenario.compacted and history is self.history:
+            is_transactional = self.load.transactions is not None and where in self.load.transactions.partitions()
+            if is_transactional and self.scenario.transactions and self.scenario.transactions.compacted:
+                self._compare_contents(where, logs)
+                continue
+            if self.scenario.compacted and history is self.history and not is_transactional:
                 self._compare_compacted(where, logs)
                 continue
             whole = {name: _bytes(log, max(starts)) for name, log in logs.items()}
@@ -289,16 +304,16 @@ class Cluster:
             history.check(where, records, contents, starts)
             self.history.counts["records"] += len(records)
             self.history.counts["gone"] += max(starts)
+            if is_transactional:
+                transactional[where] = next(iter(whole.values()))
+        if self.load.transactions is not None:
+            self.load.transactions.compare(transactional)
 
     def _compare_compacted(self, where: TopicPartition, logs: dict[str, Log]) -> None:
         """Each replica compacts by itself: they agree in what two of them have, and in the last of each key."""
-        known: dict[int, bytes] = {}
         latest: dict[bytes, int] | None = None
-        for name, log in logs.items():
-            records, contents = _records(_bytes(log, log.start_offset))
-            for offset, content in contents.items():
-                if known.setdefault(offset, content) != content:
-                    raise Violation(f"{where}: {name} has {content!r} at {offset}, another {known[offset]!r}")
+        for name, (records, contents) in self._compare_contents(where, logs).items():
+            log = logs[name]
             found = self.history.latest(where, records)
             latest = found if latest is None else latest
             if found != latest:
@@ -306,6 +321,18 @@ class Cluster:
             self.history.check(where, records, contents, [log.start_offset])
             self.history.counts["records"] += len(records)
             self.history.counts["compacted away"] += log.end_offset - log.start_offset - len(records)
+
+    def _compare_contents(
+        self, where: TopicPartition, logs: dict[str, Log]
+    ) -> dict[str, tuple[list[Record], dict[int, bytes]]]:
+        """No two replicas have different records at one offset; answers what each has."""
+        known: dict[int, bytes] = {}
+        each = {name: _records(_bytes(log, log.start_offset)) for name, log in logs.items()}
+        for name, (_, contents) in each.items():
+            for offset, content in contents.items():
+                if known.setdefault(offset, content) != content:
+                    raise Violation(f"{where}: {name} has {content!r} at {offset}, another {known[offset]!r}")
+        return each
 
     def close(self) -> None:
         for machine in self.machines:
@@ -365,9 +392,11 @@ def _records(data: bytes) -> tuple[list[Record], dict[int, bytes]]:
     contents: dict[int, bytes] = {}
     for header, view in batches(memoryview(data)):
         for record in kernel.records(view):
-            batch, nth = parse_content(record.value or b"")
-            records.append(Record(record.offset, header.leader_epoch, batch, nth))
             contents[record.offset] = record.value or b""
+            if header.is_control:
+                records.append(Record(record.offset, header.leader_epoch, MARKER, 0))
+            else:
+                records.append(Record(record.offset, header.leader_epoch, *parse_content(record.value or b"")))
     return records, contents
 
 

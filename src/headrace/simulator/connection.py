@@ -103,8 +103,9 @@ class Clients:
         return chance.choice(self.machines).id
 
     def overhear(self, machine: Machine, channel: VirtualChannel, parts: Sequence[Part]) -> None:
-        """A broker sends; what it sends at once are whole answers."""
-        if channel.local.port != KAFKA_PORT:
+        """A broker sends; what it sends to a client at once are whole answers. Brokers ask each other at the same
+        ports."""
+        if channel.local.port != KAFKA_PORT or channel.peer.host != CLIENT:
             return
         left = 0
         for part in parts:

@@ -23,6 +23,7 @@ from headrace.simulator.history import History
 from headrace.simulator.machine import Machine
 from headrace.simulator.move_courses import MOVE_COURSES
 from headrace.simulator.scenario import Scenario
+from headrace.simulator.transaction_courses import TRANSACTION_COURSES, TransactionSight
 from headrace.virtual.quorum import CoordinationQuorum
 
 BURST_SECONDS: Final = 0.02
@@ -69,7 +70,17 @@ ERROR_NUMBERS: Final = (errno.EIO, errno.EIO, errno.EMFILE, errno.ENOSPC, errno.
 CALLS_WITH_DESCRIPTOR: Final = frozenset({"open", "list"})
 CLOCK_STEP_MS: Final = 1_800_000
 """Less than what timestamps of producers may be ahead by."""
-KINDS: Final = (*SIMPLE, FAIL_SYNC, FLIP_BYTE, DECAY, *TROUBLES, *NODE_FAULTS, *COURSES, *MOVE_COURSES)
+KINDS: Final = (
+    *SIMPLE,
+    FAIL_SYNC,
+    FLIP_BYTE,
+    DECAY,
+    *TROUBLES,
+    *NODE_FAULTS,
+    *COURSES,
+    *MOVE_COURSES,
+    *TRANSACTION_COURSES,
+)
 
 
 class FailingCall:
@@ -142,6 +153,10 @@ class Faults:
             self._kinds += [*NODE_FAULTS, "compact"] * max(1, len(self._kinds) // 4)
         if scenario.moves:
             self._kinds += list(MOVE_COURSES) * max(1, len(self._kinds) // 6)
+        if scenario.transactions is not None:
+            self._kinds += list(TRANSACTION_COURSES) * max(1, len(self._kinds) // 6)
+        self.sight: TransactionSight | None = None
+        """What can be seen of transactions, where there are any."""
         self._unheard = random.Random(f"{scenario.seed} unheard")
         self._worn = scene.machines[scenario.seed // 8 % len(scene.machines)]
         """The machine whose disk wears out: damage is found when it is read, so no other may have any."""
@@ -216,6 +231,8 @@ class Faults:
         """Do it; answers to whom, None if there was nobody."""
         if kind in COURSES or kind in MOVE_COURSES:
             return self._begin_course(kind)
+        if kind in TRANSACTION_COURSES:
+            return self._begin_transaction_course(kind)
         if kind in NODE_FAULTS:
             return self._apply_to_node(kind, seconds)
         match kind.split():
@@ -288,6 +305,14 @@ class Faults:
         self._in_course = True
         self._go_on(course)
         return f"{leader.name} {follower.name} {third.name} in {where}"
+
+    def _begin_transaction_course(self, kind: str) -> str | None:
+        """Whom it strikes shows when its moment has come."""
+        if self._in_course or self.sight is None:
+            return None
+        self._in_course = True
+        self._go_on(TRANSACTION_COURSES[kind](self.harm, self.sight))
+        return ""
 
     def _go_on(self, course: Course) -> None:
         step = next(course, None) if self.harm.running else None

@@ -27,6 +27,8 @@ TRACE_LINES: Final = 400
 
 Batch = tuple[int, int]
 """Producer id and number of the batch."""
+MARKER: Final[Batch] = (-1, -1)
+"""In the place of a batch: the end of a transaction."""
 KeyOf = Callable[[Batch, int], bytes]
 
 
@@ -369,6 +371,8 @@ class History:
             if record.epoch < epoch:
                 raise Violation(f"{where}: epoch {record.epoch} follows {epoch} at offset {record.offset}")
             offset, epoch = record.offset, record.epoch
+            if record.batch == MARKER:
+                continue
             producer, number = record.batch
             before = last.get(producer, (-1, 0))
             if (number, record.nth) <= before and not repeats:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import ErrorCode
 from headrace.simulator.administrator import Administrator
 from headrace.simulator.broker import CLUSTER
@@ -25,6 +26,7 @@ from headrace.simulator.reassigner import Reassigner
 from headrace.simulator.renewal import Renewal
 from headrace.simulator.restore import Restorer
 from headrace.simulator.scenario import Scenario
+from headrace.simulator.transaction_load import TransactionLoad
 from headrace.storage.log import TopicPartition
 from headrace.virtual.clock import VirtualClock
 from headrace.virtual.network import VirtualNetwork
@@ -57,6 +59,11 @@ class Load:
         self._stops: list[Callable[[], None]] = []
         """Of all that would go on for ever."""
         self.renewal: Renewal | None = None
+        self.transactions: TransactionLoad | None = None
+        if scenario.transactions is not None:
+            self.transactions = TransactionLoad(
+                self.clients, scenario.transactions, scenario.seed, scenario.follower_reads
+            )
         for machine in machines:
             machine.overheard = self.clients.overhear
 
@@ -85,12 +92,19 @@ class Load:
         if scenario.administered:
             caches_go = scenario.regime == ANY
             self._stops.append(Administrator(clients, scenario.topics, scenario.seed, caches_go=caches_go).stop)
-        offsets_partitions = scenario.settings["offsets.topic.partitions"] if scenario.groups else 0
+        offsets_partitions = scenario.offsets_partitions
         if scenario.moves:
-            self._stops.append(Reassigner(clients, scenario.topics, offsets_partitions, scenario.seed).stop)
+            partitions = [where for topic in scenario.topics for where in topic.all_partitions()]
+            partitions += [TopicPartition(OFFSETS_TOPIC, index) for index in range(offsets_partitions)]
+            if self.transactions is not None:
+                partitions += self.transactions.all_partitions()
+            self._stops.append(Reassigner(clients, partitions, scenario.seed).stop)
         if scenario.renewed:
             self.renewal = Renewal(clients, scenario.seed, offsets_partitions)
             self._stops.append(self.renewal.stop)
+        if self.transactions is not None:
+            self.transactions.start()
+            self._stops.append(self.transactions.stop)
         if scenario.restored:
             self._stops.append(Restorer(clients, CLUSTER, scenario.seed, scenario.load_seconds).stop)
 

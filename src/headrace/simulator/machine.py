@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from headrace.cluster.participant import Participant
 from headrace.errors import HeadraceError
+from headrace.kafka.front_end import FrontEnd
 from headrace.partitions.partition import Partition
 from headrace.ports.network import Part
 from headrace.records import kernel
@@ -39,6 +40,7 @@ COMMIT_LOG: Final = "/data/@commitlog"
 
 class Broker(Protocol):
     participant: Participant
+    front_end: FrontEnd
 
     async def start(self) -> None: ...
 
@@ -126,6 +128,10 @@ class Machine:
     def leading(self, where: TopicPartition) -> Partition | None:
         """The partition, if a broker runs here that leads it by its own account."""
         return None if self.participant is None else self.participant.partitions.find(where.topic, where.partition)
+
+    def transaction_state(self, transactional_id: str) -> str:
+        """As the broker here has it in memory; empty if it coordinates no such id."""
+        return "" if self.participant is None else self._broker.front_end.transactions.describe(transactional_id).state
 
     def start(self) -> None:
         """Have a broker run here."""

@@ -12,9 +12,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from headrace.cluster.names import OFFSETS_TOPIC
+from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from headrace.simulator.connection import Client, Clients, Reply
-from headrace.simulator.scenario import REPLICAS, ScenarioTopic
+from headrace.simulator.scenario import REPLICAS
 from headrace.storage.log import TopicPartition
 from headrace.wire import api
 from headrace.wire.message import Message
@@ -29,16 +29,17 @@ SHORT_SHARE: Final = 0.3
 """Of moves of internal topics, those with a replica less."""
 LOOK_SECONDS: Final = 0.5
 
+INTERNAL: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+
 Targets = Mapping[TopicPartition, Sequence[int] | None]
 
 
 class Reassigner:
-    def __init__(self, clients: Clients, topics: Sequence[ScenarioTopic], offsets_partitions: int, seed: int) -> None:
+    def __init__(self, clients: Clients, partitions: Sequence[TopicPartition], seed: int) -> None:
         self._clients = clients
         self._random = random.Random(f"{seed} reassigner")
         self._client = Client(clients, "reassigner")
-        self._partitions = [where for topic in topics for where in topic.all_partitions()]
-        self._partitions += [TopicPartition(OFFSETS_TOPIC, index) for index in range(offsets_partitions)]
+        self._partitions = partitions
         self._drained_at_end = self._random.randint(0, 1)
         self._stopped = False
         self._later()
@@ -65,7 +66,7 @@ class Reassigner:
             self._drain_or_give_back()
 
     def _target(self, where: TopicPartition) -> list[int]:
-        is_short = where.topic == OFFSETS_TOPIC and self._random.random() < SHORT_SHARE
+        is_short = where.topic in INTERNAL and self._random.random() < SHORT_SHARE
         brokers = [machine.id for machine in self._clients.machines]
         return self._random.sample(brokers, REPLICAS - is_short)
 

@@ -20,6 +20,8 @@ RESTORED_SHARE: Final = 1 / 12
 RENEWED_SHARE: Final = 1 / 8
 QUORUM_SHARE: Final = 0.2
 MOVES_SHARE: Final = 1 / 6
+TRANSACTIONS_SHARE: Final = 1 / 5
+TRANSACTIONS_LOAD_SECONDS: Final = 3.0
 DECAY_SHARE: Final = 0.25
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
@@ -41,6 +43,25 @@ class ScenarioTopic:
 
     def all_partitions(self) -> list[TopicPartition]:
         return [TopicPartition(self.name, index) for index in range(self.partitions)]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPlan:
+    """Who works in transactions (`transaction_load`), on topics of their own that are always synced."""
+
+    partitions: int
+    copied_partitions: int
+    """0: nobody copies."""
+    writers: int
+    owners: int
+    """Of transactions that no timeout ends."""
+    versions: tuple[int, ...]
+    """Of the protocol that producers speak."""
+    timeouts_ms: tuple[int, ...]
+    state_partitions: int
+    """Of __transaction_state."""
+    compacted: bool
+    """Whether the ledger is; then nobody copies it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +105,17 @@ class Scenario:
     """Whether one topic more is deleted and made anew time and again."""
     restored: bool = False
     """Whether coordination is put back to an older copy."""
+    transactions: TransactionPlan | None = None
 
     @property
     def brokers(self) -> int:
         return len(self.layouts)
+
+    @property
+    def offsets_partitions(self) -> int:
+        """Of the topic in which groups keep their offsets; 0 if there is nobody who needs it."""
+        copies = self.transactions is not None and self.transactions.copied_partitions
+        return self.settings["offsets.topic.partitions"] if self.groups or copies else 0
 
     def overrides(self, topic: ScenarioTopic) -> dict[str, str]:
         """The settings that a topic is made with."""
@@ -95,6 +123,32 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
+    scenario = _draw_with_moves(seed)
+    chance = random.Random(f"{seed} transactional load")
+    # Nothing is promised any more once an older copy is accepted.
+    is_drawn = chance.random() < TRANSACTIONS_SHARE and not scenario.restored
+    return transacting(scenario, chance) if is_drawn else scenario
+
+
+def transacting(scenario: Scenario, chance: random.Random) -> Scenario:
+    """With transactions beside the rest of the load."""
+    compacted = chance.random() < COMPACTED_SHARE
+    plan = TransactionPlan(
+        partitions=chance.randint(1, 3),
+        copied_partitions=0 if compacted else chance.randint(0, 2),
+        writers=chance.randint(1, 3),
+        owners=chance.choice((0, 0, 1)),
+        versions=chance.choice(((1,), (2,), (1, 2))),
+        timeouts_ms=chance.choice(((500,), (1500,), (500, 3000))),
+        state_partitions=chance.randint(1, 2),
+        compacted=compacted,
+    )
+    settings = {"log.cleaner.backoff.ms": 100 if compacted else chance.choice((100, 15_000))}
+    load_seconds = max(scenario.load_seconds, TRANSACTIONS_LOAD_SECONDS)
+    return replace(scenario, transactions=plan, load_seconds=load_seconds, settings=scenario.settings | settings)
+
+
+def _draw_with_moves(seed: int) -> Scenario:
     chance = random.Random(f"{seed} moves")
     scenario = _draw(seed)
     # What was moved away since the copy, and deleted, would have to come from where a restored copy has no replicas.

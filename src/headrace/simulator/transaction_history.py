@@ -16,15 +16,19 @@ of a coordinator that was replaced may come late.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.simulator.history import Batch, Violation
+from headrace.simulator.history import Batch, KeyOf, Violation
 from headrace.storage.log import TopicPartition
 
 Home = tuple[str, TopicPartition]
 """A group and a partition that it commits offsets of."""
+CommittedRecord = tuple[int, Batch, int]
+"""Offset, batch, and the place in it."""
+View = Sequence[CommittedRecord]
+"""What a replica gives to a reader of what is committed, from its start to its end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +57,9 @@ class Transaction:
     begun_at: float
     two_phase: bool = False
     """Nobody ends it but who owns it."""
+    producer_id: int = -1
+    epoch: int = -1
+    """Under which its records are written."""
     sent: dict[TopicPartition, list[Batch]] = field(default_factory=dict)
     offsets: dict[Home, int] = field(default_factory=dict)
     commit_asked: bool = False
@@ -63,6 +70,12 @@ class Transaction:
     """Whether it is committed, as a coordinator has acknowledged."""
     read: bool = False
     """Somebody was given something of it as committed."""
+    may_linger: bool = False
+    """Whether requests of it may still be on their way that nothing tells from those of the next transaction."""
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        return self.commit_asked or self.abort_asked
 
     def __str__(self) -> str:
         return f"transaction {self.number} of {self.session}"
@@ -91,7 +104,9 @@ class Span(NamedTuple):
 
 
 class TransactionHistory:
-    def __init__(self, note: Callable[[str], None], now: Callable[[], float], *, clocks_differ: bool = False) -> None:
+    def __init__(
+        self, note: Callable[[str], None], now: Callable[[], float], clocks_differ: Callable[[], bool] = lambda: False
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self._note = note
         self._now = now
@@ -107,7 +122,7 @@ class TransactionHistory:
         self._stable: dict[tuple[TopicPartition, str, int], int] = {}
         self._seen: dict[TopicPartition, dict[int, int]] = {}
         """By last stable offset that was seen: the lowest watermark beside it."""
-        self._read: dict[TopicPartition, dict[str, set[int]]] = {}
+        self._read: dict[TopicPartition, dict[str, set[CommittedRecord]]] = {}
 
     # Sessions.
 
@@ -123,32 +138,34 @@ class TransactionHistory:
     def initialized(self, session: Session, producer_id: int, epoch: int, *, again: bool = False) -> None:
         """A coordinator lets it in; `again`: by the id and epoch that it had."""
         self._note(f"{session} is {producer_id} epoch {epoch}")
-        if again and session.fenced_at is not None:
-            raise Violation(f"{session} was fenced, and is let in again with epoch {epoch}")
         session.answered_inits += 1
-        self.bumped(session, producer_id, epoch)
         for other in self._sessions[session.transactional_id]:
             if other is session or other.producer_id != producer_id:
                 continue
-            late, early = (session, other) if other.epoch < epoch else (other, session)
-            if late.epoch == early.epoch:
-                raise Violation(f"{late} and {early} both have epoch {epoch} of producer {producer_id}")
+            if other.epoch == epoch:
+                raise Violation(f"{session} and {other} both have epoch {epoch} of producer {producer_id}")
+            if again and session.epoch < other.epoch < epoch:
+                raise Violation(f"{session} was fenced by {other}, and is let in again with epoch {epoch}")
+            early = other if other.epoch < epoch else session
             if early.fenced_at is None:
-                self._note(f"{early} is fenced by {late}")
+                self._note(f"{early} is fenced")
                 early.fenced_at = self._now()
+        self.bumped(session, producer_id, epoch)
 
     def bumped(self, session: Session, producer_id: int, epoch: int) -> None:
         """It goes on with another epoch."""
-        if session.producer_id == producer_id and epoch < session.epoch:
-            raise Violation(f"{session} has epoch {session.epoch} and is given {epoch}")
-        session.producer_id, session.epoch = producer_id, epoch
+        if session.producer_id != producer_id or epoch > session.epoch:
+            session.producer_id, session.epoch = producer_id, epoch
 
     def told_fenced(self, session: Session, transaction: Transaction | None, code: int) -> None:
         """It is told that it is out: another session has begun, or its transaction took too long."""
         self._note(f"{session} is told {code}")
         self.counts["fenced"] += 1
         others = self._sessions[session.transactional_id]
-        if self._clocks_differ or session.fenced_at is not None or session.asked_inits > session.answered_inits:
+        is_timed = session.timeout_seconds < float("inf")
+        if session.fenced_at is not None or session.asked_inits > session.answered_inits:
+            return
+        if self._clocks_differ() and is_timed:
             return
         if any(other.asked_inits and other.number > session.number for other in others):
             return
@@ -158,11 +175,17 @@ class TransactionHistory:
 
     # Transactions.
 
-    def begin(self, session: Session, *, two_phase: bool = False) -> Transaction:
+    def begin(
+        self, session: Session, *, two_phase: bool = False, producer_id: int = -1, epoch: int = -1
+    ) -> Transaction:
         session.begun += 1
-        made = Transaction(session, session.begun, self._now(), two_phase)
+        made = Transaction(session, session.begun, self._now(), two_phase, producer_id, epoch)
         self._transactions.append(made)
         return made
+
+    def last(self, count: int) -> list[Transaction]:
+        """The latest that were begun."""
+        return self._transactions[-count:]
 
     def sends(
         self,
@@ -210,8 +233,9 @@ class TransactionHistory:
         """Who reads what is committed, from the beginning to the end."""
         self._read.setdefault(where, {})[reader] = set()
 
-    def read(self, where: TopicPartition, offset: int, batch: Batch, reader: str, by: str) -> None:
+    def read(self, where: TopicPartition, record: CommittedRecord, reader: str, by: str) -> None:
         """Somebody who reads what is committed is given a record."""
+        offset, batch, _ = record
         transaction = self._of_batch.get(batch)
         if transaction is None:
             raise Violation(f"{where}: {by} gives {batch} at {offset}, which nobody has sent")
@@ -221,7 +245,7 @@ class TransactionHistory:
             raise Violation(f"{where}: {by} gives {offset} of {transaction}, which is aborted")
         transaction.read = True
         self.counts["read as committed"] += 1
-        self._read[where][reader].add(offset)
+        self._read[where][reader].add(record)
 
     def offset_told(self, home: Home, offset: int, by: str) -> None:
         """A group's coordinator answers a stable offset that was sent in a transaction."""
@@ -247,7 +271,7 @@ class TransactionHistory:
 
     def judge(
         self,
-        logs: dict[TopicPartition, Sequence[Entry]],
+        logs: Mapping[TopicPartition, Sequence[Entry]],
         offsets: dict[Home, int],
         *,
         copied: Collection[TopicPartition] = (),
@@ -265,6 +289,28 @@ class TransactionHistory:
         self._check_offsets(offsets, outcomes)
         self._check_copies(copied, copies, spans, logs)
         self.counts["transactions"] += len(self._transactions)
+
+    def judge_compacted(self, views: Mapping[tuple[TopicPartition, str], View], key_of: KeyOf) -> None:
+        """What is committed as each replica has it in the end, where topics are compacted: nothing that is not, and the
+        last of each key."""
+        latest: dict[tuple[TopicPartition, bytes], int] = {}
+        for where, readers in self._read.items():
+            for offset, batch, nth in {each for found in readers.values() for each in found}:
+                place = where, key_of(batch, nth)
+                latest[place] = max(offset, latest.get(place, offset))
+        for (where, who), view in views.items():
+            for offset, batch, _ in view:
+                transaction = self._of_batch[batch]
+                if not (transaction.told or (transaction.told is None and transaction.commits_open > 0)):
+                    raise Violation(f"{where}: {who} gives {offset} of {transaction}, which is not committed")
+            there = {offset for offset, _, _ in view}
+            for (of, key), offset in latest.items():
+                if (
+                    of == where
+                    and offset not in there
+                    and not any(at > offset and key_of(batch, nth) == key for at, batch, nth in view)
+                ):
+                    raise Violation(f"{where}: {who} does not have {offset}, the last of {key!r} that is committed")
 
     def _spans(self, where: TopicPartition, entries: Iterable[Entry]) -> list[Span]:
         spans: list[Span] = []
@@ -289,7 +335,7 @@ class TransactionHistory:
             if len(owners) > 1:
                 raise Violation(f"{where}: the marker at {entry.offset} ends {', '.join(map(str, owners))}")
             for owner in owners:
-                if owner in ended:
+                if owner in ended and not (owner.may_linger and not entry.committed):
                     raise Violation(f"{where}: {owner} is ended at {ended[owner]} and again at {entry.offset}")
                 ended[owner] = entry.offset
                 spans.append(Span(owner, taken[0].offset, entry.offset, entry.committed))
@@ -336,20 +382,23 @@ class TransactionHistory:
     def _check_read(self, where: TopicPartition, spans: list[Span], entries: Sequence[Entry]) -> None:
         committed = {span.transaction for span in spans if span.committed}
         wanted = {each.offset for each in entries if each.batch is not None and self._of_batch[each.batch] in committed}
-        for reader, seen in self._read.get(where, {}).items():
+        for reader, found in self._read.get(where, {}).items():
+            seen = {offset for offset, _, _ in found}
             if missing := sorted(wanted - seen):
                 raise Violation(f"{where}: {reader} was never given {missing[:5]}, which are committed")
             if surplus := sorted(seen - wanted):
                 raise Violation(f"{where}: {reader} was given {surplus[:5]}, which are not committed")
 
     def _check_offsets(self, offsets: dict[Home, int], outcomes: dict[Transaction, bool]) -> None:
+        """One that has offsets alone is in no log that is seen here: without an answer it may have been committed."""
         for home, offset in offsets.items():
-            wanted = -1
+            wanted, perhaps = -1, set()
             for each in self._transactions:
-                is_committed = outcomes.get(each, each.told)
-                if is_committed:
+                if outcomes.get(each, each.told):
                     wanted = max(wanted, each.offsets.get(home, -1))
-            if offset != wanted:
+                elif each not in outcomes and each.told is None and each.commits_open > 0:
+                    perhaps.add(each.offsets.get(home, -1))
+            if offset != wanted and not (offset > wanted and offset in perhaps):
                 raise Violation(f"{home}: {offset} is committed at the end, and transactions have committed {wanted}")
 
     def _check_copies(
@@ -357,7 +406,7 @@ class TransactionHistory:
         copied: Collection[TopicPartition],
         copies: Collection[TopicPartition],
         spans: dict[TopicPartition, list[Span]],
-        logs: dict[TopicPartition, Sequence[Entry]],
+        logs: Mapping[TopicPartition, Sequence[Entry]],
     ) -> None:
         found: Counter[tuple[TopicPartition, int]] = Counter()
         for where in copies:
