@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from typing import Any, Final
 
 import click
@@ -26,10 +25,10 @@ from headrace.records.codecs import Codec
 from headrace.storage import folder
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem, SegmentReport
-from headrace.storage.offline.transactions import ABORTED, COMMITTED, TransactionSurvey
+from headrace.storage.offline.transactions import ABORTED, COMMITTED
 from headrace.storage.offline.transactions import NONE as NO_TRANSACTION
 from headrace.storage.offline.verify import dump as dump_batches
-from headrace.storage.offline.verify import inspect_folder
+from headrace.storage.offline.verify import inspect_folder, transactions_of
 from headrace.storage.offline.verify import reports as verify_reports
 from headrace.system.disk import SystemDisk
 
@@ -176,7 +175,8 @@ def dump(data: str, topic: str | None, partition: int | None, as_json: bool, wit
         click.echo(_DUMP_LINE.format(*columns, "TRANSACTION", "PLACE"))
     broken = 0
     for topic_partition in chosen:
-        transactions = _transactions(disk, data, topic_partition)
+        # What became of them is told by markers further on.
+        transactions = transactions_of(disk, data, topic_partition)
         for found in dump_batches(disk, data, topic_partition):
             if isinstance(found, Problem):
                 broken += 1
@@ -187,16 +187,6 @@ def dump(data: str, topic: str | None, partition: int | None, as_json: bool, wit
             if with_records:
                 broken += _print_records(disk, found)
     return 1 if broken else 0
-
-
-def _transactions(disk: SystemDisk, data: str, topic_partition: TopicPartition) -> TransactionSurvey:
-    """What became of them is told by markers further on, so all batches are looked at before the first is printed."""
-    survey = TransactionSurvey()
-    for found in dump_batches(disk, data, topic_partition):
-        if isinstance(found, DumpedBatch) and found.header.is_transactional:
-            with closing(disk.open(found.path)) as file:
-                survey.add(file, found.position, found.header)
-    return survey
 
 
 def _batch_row(found: DumpedBatch, transaction: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from headrace.pipelines.archive_state import CHECKPOINT, Origin, Query
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
 from headrace.pipelines.query_watch import Batches
 from headrace.pipelines.summary import Progress, Summary, Table, rate
+from headrace.records.isolation import Isolation
 from headrace.spark import plan, session
 from headrace.spark.options import Topics
 from headrace.spark.progress import Position, nested
@@ -125,7 +126,9 @@ def run(spark: SparkSession, options: ArchiveOptions, progress: Progress | None 
 
 
 def _cluster(options: ArchiveOptions) -> Cluster:
-    return Cluster(options.bootstrap, retry=Retry(within_ms=BROKER_TIMEOUT_MS, first_contact_ms=0))
+    """An archive has what is committed, and its group never passes an open transaction."""
+    retry = Retry(within_ms=BROKER_TIMEOUT_MS, first_contact_ms=0)
+    return Cluster(options.bootstrap, retry=retry, isolation=Isolation.COMMITTED)
 
 
 def _schema(spark: SparkSession, options: ArchiveOptions) -> StructType | None:
@@ -192,6 +195,7 @@ def _rows(spark: SparkSession, options: ArchiveOptions, schema: StructType | Non
         .option("kafka.group.id", f"{options.group}-reading")
         .option("timeout", f"{BROKER_TIMEOUT_MS}ms")
         .option("failOnDataLoss", not options.accept_loss)
+        .option("isolation", "committed")
         .option("startingOffsets", json.dumps(nested(starts)) if starts else options.starting)
         .options(**subscribed)
         .load()

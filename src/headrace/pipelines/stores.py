@@ -20,6 +20,7 @@ from headrace.pipelines.accounting import STORE_COLUMNS
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS
 from headrace.pipelines.judgement import Bound
 from headrace.records.arrow import digests
+from headrace.records.isolation import Isolation
 from headrace.spark.log_plan import segment_files
 from headrace.spark.options import Topics
 from headrace.spark.plan import ends_of, find
@@ -158,7 +159,7 @@ def _archived_until(bootstrap: str, topics: Sequence[str], group_id: str) -> lis
 
     Log starts and ends are asked for first: a topic may let go of what the archive commits in between.
     """
-    with Cluster(bootstrap) as cluster:
+    with Cluster(bootstrap, isolation=Isolation.COMMITTED) as cluster:
         places = find(cluster, Topics(tuple(topics))).places
         starts, ends = ends_of(cluster, places, EARLIEST), ends_of(cluster, places, LATEST)
         committed = fetch_offsets(cluster, group_id, list(starts))

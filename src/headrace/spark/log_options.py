@@ -11,6 +11,7 @@ from typing import Final
 from headrace.errors import SettingError
 from headrace.records.arrow import DEFAULT_COLUMNS, TYPES
 from headrace.spark.options import choice, columns_of, names_in, pattern, positive, read, refuse_unknown
+from headrace.storage.offline.transactions import ABORTED, COMMITTED, NONE, OPEN
 
 DEFAULT_SPLIT_BYTES: Final = 128 << 20
 FOLDER: Final = "folder"
@@ -29,7 +30,17 @@ EVERY: Final = (
     "table",
     "mode",
     "maxPartitionBytes",
+    "isolation",
 )
+
+
+SHOWN: Final = {
+    "committed": frozenset({NONE, COMMITTED}),
+    "uncommitted": frozenset({NONE, COMMITTED, ABORTED, OPEN}),
+    "aborted": frozenset({ABORTED}),
+    "open": frozenset({OPEN}),
+}
+"""By isolation, which records are rows: those of no transaction, and of transactions with these outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,7 @@ class LogOptions:
     table: str
     fail_fast: bool
     split_bytes: int
+    isolation: str = "committed"
 
     def chooses(self, topic: str, partition: int) -> bool:
         """Without topics all are chosen but, for records, the broker's own."""
@@ -71,6 +83,7 @@ def parse(options: Mapping[str, str]) -> LogOptions:
         columns=columns_of(given, EVERY_COLUMN, (*DEFAULT_COLUMNS, FOLDER) if len(folders) > 1 else DEFAULT_COLUMNS),
         table=choice(given, "table", ("records", "problems")),
         fail_fast=mode == "failfast",
+        isolation=choice(given, "isolation", tuple(SHOWN)),
         split_bytes=read(given, "maxPartitionBytes", DEFAULT_SPLIT_BYTES, positive, "a number of bytes above 0"),
     )
 

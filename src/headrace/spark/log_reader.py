@@ -19,7 +19,8 @@ from headrace.errors import CorruptBatch, DataFolderError, HeadraceError, Invali
 from headrace.ports.disk import File, read_whole
 from headrace.records.arrow import PASSED_ON_BYTES, TYPES, Decoder
 from headrace.records.batch import HEADER_BYTES, batches, read_header
-from headrace.spark.log_options import FOLDER, SEGMENT
+from headrace.records.isolation import NOTHING_HIDDEN
+from headrace.spark.log_options import FOLDER, SEGMENT, SHOWN
 from headrace.spark.log_plan import (
     FolderCheck,
     LogProblem,
@@ -36,7 +37,8 @@ from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
 from headrace.storage.epochs import EpochHistory, read_entries
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline.report import PartitionReport, Problem
-from headrace.storage.offline.verify import inspect_folder, reports
+from headrace.storage.offline.transactions import NONE, TransactionSurvey
+from headrace.storage.offline.verify import inspect_folder, reports, transactions_of
 from headrace.storage.scan import Broken, Chain, ValidBatch, scan
 from headrace.storage.segments.index import LOW_HALF, OffsetIndex, closed_entries
 from headrace.storage.segments.segment import NEVER, crc_of_file, read_sum
@@ -48,14 +50,17 @@ OPEN_TRIES_MAX: Final = 20
 RowsOrProblem: TypeAlias = pa.RecordBatch | LogProblem
 
 
-def read_split(split: Split, columns: Sequence[str], *, thorough: bool = False) -> Iterator[RowsOrProblem]:
-    """Rows with those columns, and problems; `thorough` looks at index and sum too, which no row depends on."""
+def read_split(
+    split: Split, columns: Sequence[str], *, thorough: bool = False, isolation: str = "uncommitted"
+) -> Iterator[RowsOrProblem]:
+    """Rows with those columns, and problems; `thorough` looks at index and sum too, which no row depends on.
+    `isolation` says of which transactions records are rows."""
     if not os.path.isdir(split.path) and not os.path.isdir(split.folder):
         raise DataFolderError(f"there is no folder {split.folder} on {os.uname().nodename}; every worker has to see it")
     if isinstance(split, SharedSplit):
-        yield from _SharedReading(split, columns).run()
+        yield from _SharedReading(split, columns, isolation).run()
     else:
-        yield from _Reading(split, columns, thorough).run()
+        yield from _Reading(split, columns, thorough, isolation).run()
 
 
 def check_folder(check: FolderCheck) -> Iterator[LogProblem]:
@@ -165,8 +170,10 @@ def _scan(
 
 
 class _Reading:
-    def __init__(self, split: Split, columns: Sequence[str], thorough: bool) -> None:
+    def __init__(self, split: Split, columns: Sequence[str], thorough: bool, isolation: str) -> None:
         self._disk = SystemDisk()
+        self._shown = SHOWN[isolation]
+        self._transactions: TransactionSurvey | None = None
         self._split = split
         self._columns = columns
         self._thorough = thorough
@@ -262,19 +269,37 @@ class _Reading:
         at, piece = checked.take()
         if not piece:
             return
+        hidden = self._hidden(piece)
+        bounds = split.first_offset, split.next_offset
         try:
-            for rows in self._decoder.decode(piece, split.first_offset, split.next_offset, checked=True):
+            for rows in self._decoder.decode(piece, *bounds, checked=True, hidden=hidden):
                 told += len(rows)
                 yield self._with_place(rows)
         except (CorruptBatch, InvalidRecord):
-            yield from self._batch_by_batch(piece, at, told)
+            yield from self._batch_by_batch(piece, at, told, hidden)
 
-    def _batch_by_batch(self, piece: memoryview, at: int, told: int) -> Iterator[RowsOrProblem]:
+    def _hidden(self, piece: memoryview) -> frozenset[int]:
+        """Base offsets of the batches whose records are no rows. What became of a transaction may be told by a marker
+        far behind, so the partition is looked through, once, where there are any."""
+        if self._shown == SHOWN["uncommitted"]:
+            return NOTHING_HIDDEN
+        hidden = []
+        for header, _ in batches(piece):
+            if header.is_transactional and self._transactions is None:
+                where = TopicPartition(self._split.topic, self._split.partition)
+                self._transactions = transactions_of(self._disk, self._split.folder, where)
+            outcome = NONE if self._transactions is None else self._transactions.of_batch(header)
+            if outcome not in self._shown:
+                hidden.append(header.base_offset)
+        return frozenset(hidden)
+
+    def _batch_by_batch(self, piece: memoryview, at: int, told: int, hidden: frozenset[int]) -> Iterator[RowsOrProblem]:
         """The same rows without the first `told` of them, and a problem for each batch that does not unpack."""
         split = self._split
         for header, batch in batches(piece):
             try:
-                decoded = list(self._decoder.decode(batch, split.first_offset, split.next_offset, checked=True))
+                bounds = split.first_offset, split.next_offset
+                decoded = list(self._decoder.decode(batch, *bounds, checked=True, hidden=hidden))
             except (CorruptBatch, InvalidRecord) as error:
                 yield self._problem("corrupt", header.base_offset, at, _bare(error), fails=True)
                 decoded = []
@@ -367,8 +392,8 @@ class _Reading:
 class _SharedReading(_Reading):
     """A split whose batches lie in a commit log, in runs."""
 
-    def __init__(self, split: SharedSplit, columns: Sequence[str]) -> None:
-        super().__init__(split, columns, thorough=False)
+    def __init__(self, split: SharedSplit, columns: Sequence[str], isolation: str) -> None:
+        super().__init__(split, columns, False, isolation)
         self._shared = split
 
     def run(self) -> Iterator[RowsOrProblem]:

@@ -93,7 +93,7 @@ class LogReader(DataSourceReader):
             )
 
     def _records(self, split: Split) -> Iterator[pa.RecordBatch]:
-        for found in read_split(split, self._options.columns):
+        for found in read_split(split, self._options.columns, isolation=self._options.isolation):
             if not isinstance(found, LogProblem):
                 yield found
             elif found.fails and self._options.fail_fast:

@@ -9,6 +9,7 @@ entry and with their own CRC; snapshots, epochs and the checkpoint bear a CRC ea
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,6 +88,16 @@ def verify(disk: Disk, data: str) -> Iterator[PartitionReport]:
     points = checkpoint.read(disk, data) or {}
     for topic_partition, path in folder.partitions(disk, data):
         yield _Partition(disk, topic_partition, path, points.get(topic_partition)).report()
+
+
+def transactions_of(disk: Disk, data: str, topic_partition: TopicPartition) -> TransactionSurvey:
+    """Of all batches of a partition. Markers tell, and those of its last batches may lie far behind them."""
+    survey = TransactionSurvey()
+    for found in dump(disk, data, topic_partition):
+        if isinstance(found, DumpedBatch) and found.header.is_transactional:
+            with closing(disk.open(found.path)) as file:
+                survey.add(file, found.position, found.header)
+    return survey
 
 
 def dump(disk: Disk, data: str, only: TopicPartition | None = None) -> Iterator[DumpedBatch | Problem]:
