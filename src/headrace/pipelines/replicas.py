@@ -67,5 +67,6 @@ _SIDES = ("left", "right")
 
 def _records(spark: SparkSession, folder: str, options: Mapping[str, str]) -> DataFrame:
     columns = ",".join((*WHERE, "timestamp", "digest", "segment"))
-    chosen = {**options, "mode": "PERMISSIVE", "columns": columns}
+    # A replica may not have the marker of a transaction yet: all of it has to be the same all the same.
+    chosen = {"isolation": "uncommitted", **options, "mode": "PERMISSIVE", "columns": columns}
     return spark.read.format(LogDataSource.name()).options(**chosen).load(folder)
