@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headrace.errors import ErrorCode, InvalidPattern
 from headrace.groups import topic_patterns
 from headrace.groups.topic_patterns import TopicPattern
+from hypotheses import examples
 from proving import proves
 
 
@@ -83,6 +84,7 @@ PATTERNS = st.recursive(
 )
 
 
+@examples(100)
 @given(PATTERNS, st.lists(st.text("ab-._1", max_size=6), max_size=10))
 def test_it_says_what_pythons_expressions_say(pattern: str, names: list[str]) -> None:
     ours, theirs = TopicPattern(pattern), re.compile(pattern)
