@@ -352,7 +352,12 @@ def test_a_pattern_follows_the_topics() -> None:
 def test_a_pattern_and_topics_together() -> None:
     scene = scene_of("a", "b", "c", partitions=1)
     one = scene.member("a", pattern="b|x")
+    assert one.partitions == [("a", 0)], "as clients expect of Kafka, what is named comes first"
+    settle(one)
     assert one.partitions == [("a", 0), ("b", 0)]
+    two = scene.member("a", pattern="b|x")
+    settle(one, two)
+    assert sorted(one.partitions + two.partitions) == [("a", 0), ("b", 0)], "one that is known already"
 
 
 @proves("N1")

@@ -159,6 +159,9 @@ class ConsumerGroup:
         self._ends_classic = False
         """A record of the classic group that it was has to go."""
         self._patterns: dict[str, frozenset[str]] = {}
+        self._later_patterns: set[str] = set()
+        """New ones of members that name topics too: they count from the next heartbeat on. Kafka looks for what matches
+        after its answer, and clients take it that the topics named come first."""
         self._compute_at = 0.0
         self._write_at = 0.0
         """After a write that failed the next one waits."""
@@ -279,6 +282,9 @@ class ConsumerGroup:
         if fault is not None:
             self._answers.append(Answer(ticket, fault))
             return
+        if self._later_patterns and self.epoch == self.target_epoch:
+            self._later_patterns.clear()
+            self._raise_epoch(now)
         count = len(self.members)
         member = self.members.get(request.member_id)
         if request.member_epoch == JOINING:
@@ -564,6 +570,7 @@ class ConsumerGroup:
     def _look_at_topics(self) -> None:
         """Which topics the members subscribe to now, and whether they are as they were."""
         texts = {text for member in self.members.values() if (text := member.subscription.pattern) is not None}
+        texts -= self._later_patterns
         for text in self._patterns.keys() - texts:
             del self._patterns[text]
             self._mark(RecordKind.PATTERN, text)
@@ -749,6 +756,10 @@ class ConsumerGroup:
         if told.instance_id is not None:
             self.static[told.instance_id] = member.member_id
         self._mark_member(member, RecordKind.MEMBER)
+        if told.pattern and told.topics and told.pattern not in self._patterns:
+            self._later_patterns.add(told.pattern)
+        elif told.pattern:
+            self._later_patterns.discard(told.pattern)
         return told.topics != before.topics or told.pattern != before.pattern
 
     def _raise_epoch(self, now: Moment) -> None:
