@@ -203,6 +203,8 @@ class ConsumerGroup:
                 group._give_time(member, now)
         for pattern in pieces.patterns:
             group._patterns[pattern] = group._matching(pattern)
+        texts = {text for member in group.members.values() if (text := member.subscription.pattern) is not None}
+        group._later_patterns = texts - group._patterns.keys()
         if pieces.has_partitions:
             group._mark(RecordKind.PARTITIONS)
         group.topics_changed(None, now)
