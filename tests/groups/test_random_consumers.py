@@ -131,7 +131,8 @@ class Crowd:
         self.scene.acknowledge()
         for _ in range(40):
             for member in self.alive:
-                member.waiting = member.waiting if member.waiting and not member.waiting.answered else None
+                if member.hear() is None and member.waiting is not None:
+                    member.is_whole = True  # who gives up an answer asks for all of it
                 member.send()
                 self.scene.turn()
                 self.scene.advance(0.3)
