@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from headrace.errors import ErrorCode
 from headrace.groups.shard import ShardLoad as GroupLoad
 from headrace.groups.transactional_offsets import TransactionalOffsets
+from headrace.kafka.first_writes import FirstWrites
 from headrace.partitions.partition import Partition
 from headrace.partitions.verification import Verifications
 from headrace.records.control import NO_NUMBER
@@ -17,10 +19,10 @@ from headrace.storage.transactions import Transactions
 from headrace.transactions import transaction as table
 from headrace.transactions.coordinator import TransactionCoordinator
 from headrace.transactions.markers import Markers
-from headrace.transactions.messages import InitRequest
-from headrace.transactions.shard import Shard
+from headrace.transactions.messages import InitRequest, MarkerRequest
+from headrace.transactions.shard import Entry, Shard
 from headrace.transactions.transaction import Decision, State, Transaction
-from simulator.planted import plant, swap
+from simulator.planted import found_by, plant, swap
 
 # Coordinators.
 
@@ -31,9 +33,18 @@ def markers_before_the_decision_is_kept(stack: ExitStack) -> None:
     store = TransactionCoordinator._store
 
     def marked(self: TransactionCoordinator, entry: Any, kept: Transaction, then: Any) -> None:
-        if kept.state in table.PREPARED and not entry.marking:
-            entry.marking = True
-            self._mark(entry, kept)
+        if kept.state in table.PREPARED and kept.partitions:
+            request = MarkerRequest(
+                entry.transactional_id,
+                kept.producer_id,
+                kept.epoch,
+                entry.shard.epoch,
+                kept.state is State.PREPARE_COMMIT,
+                kept.number,
+                kept.transaction_version,
+                tuple(sorted(kept.partitions)),
+            )
+            self._send_markers(request, lambda: False, lambda: None)
         store(self, entry, kept, then)
 
     swap(stack, TransactionCoordinator, "_store", marked)
@@ -110,6 +121,7 @@ def nobody_times_out(stack: ExitStack) -> None:
     swap(stack, table, "time_out", lambda *_: None)
 
 
+@found_by("tests/transactions/test_transaction_table.py")
 @plant
 def any_epoch_may_end_a_transaction(stack: ExitStack) -> None:
     """Who asks for the end is taken for the producer of the transaction."""
@@ -121,6 +133,18 @@ def any_epoch_may_end_a_transaction(stack: ExitStack) -> None:
         return end(kept, request, now_ms, fresh_id)
 
     swap(stack, table, "end", ended)
+
+
+@found_by("tests/transactions/test_transaction_coordinator.py")
+@plant
+def rest_while_others_wait(stack: ExitStack) -> None:
+    """What is kept of a transactional id is put aside when one of those who waited for it is refused: what the next one
+    stores is forgotten. It was so once."""
+
+    def at_rest(self: Entry) -> bool:
+        return not (self.busy or self.marking or self.adding or self.held)
+
+    swap(stack, Entry, "at_rest", property(at_rest))
 
 
 # Markers in partitions.
@@ -142,11 +166,43 @@ def markers_of_any_transaction(stack: ExitStack) -> None:
 
 
 @plant
-def first_writes_of_anybody(stack: ExitStack) -> None:
-    """A leader asks nobody whether a transaction is going on: one that has ended is opened again."""
-    swap(stack, Partition, "_check_transaction", lambda *_: None)
+def first_writes_whatever_the_coordinator_says(stack: ExitStack) -> None:
+    """A leader takes the first write of a transaction that has ended: it is opened again."""
+    answered = FirstWrites._answered
+
+    def passed(self: FirstWrites, transaction: Any, places: Any, codes: Any, otherwise: int = 0) -> None:
+        answered(self, transaction, places, {}, ErrorCode.NONE)
+
+    swap(stack, FirstWrites, "_answered", passed)
 
 
+@plant
+def a_zombie_takes_along_its_successor(stack: ExitStack) -> None:
+    """Writes of two epochs of a producer wait for one answer. It was so once."""
+
+    class ByProducer(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            return super().get(key[:2], default)
+
+        def pop(self, key: Any, *default: Any) -> Any:
+            return super().pop(key[:2], *default)
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key[:2], value)
+
+        def __contains__(self, key: Any) -> bool:
+            return super().__contains__(key[:2])
+
+    init = FirstWrites.__init__
+
+    def built(self: FirstWrites, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        self.waiting = ByProducer()
+
+    swap(stack, FirstWrites, "__init__", built)
+
+
+@found_by("tests/partitions/test_partition_transactions.py")
 @plant
 def a_marker_leaves_verifications(stack: ExitStack) -> None:
     """What was verified before the marker may open the transaction behind it."""

@@ -40,8 +40,7 @@ alone has what was written last, in 52089 below a start that an operator raises 
 SLOW_ROUNDS = (27, 57)
 """Runs in which a follower leaves the in-sync set because its rounds are slow, where they have a limit."""
 TRANSACTING = (11, 33, 43, 56)
-"""Runs that are given transactions. In 11 requests waited for one transactional id and the first of them was refused;
-in 33 and 43 a zombie and its successor wrote to one partition at once."""
+"""Runs that are given transactions."""
 SEEDS_TWICE = (3, 5, 8, 23)
 LONG_SEEDS = "1-20000"
 

@@ -51,7 +51,7 @@ ABORT_SHARE: Final = 0.2
 ABANDON_SHARE: Final = 0.1
 """Aborts while the last writes are on their way."""
 SILENT_SHARE: Final = 0.08
-STANDSTILL_SHARE: Final = 0.08
+STANDSTILL_SHARE: Final = 0.12
 BY_OWNER_SECONDS: Final = (0.3, 3.0)
 AWAY_SHARE: Final = 0.4
 """Of prepared transactions, those whose owner comes back at the end."""
@@ -172,7 +172,8 @@ class TransactionLoad:
         kind -= SILENT_SHARE
         if 0 <= kind < STANDSTILL_SHARE:
             await asyncio.sleep(session.timeout_ms / 1000 * self._random.uniform(0.5, 2.0))
-            await session.write(transaction, self._lanes())
+            if kind < STANDSTILL_SHARE / 2:
+                await session.write(transaction, self._lanes())
         kind -= STANDSTILL_SHARE
         if 0 <= kind < ABANDON_SHARE:
             await session.write(transaction, self._lanes(), wait=False)
