@@ -156,6 +156,23 @@ def test_byte_limits_cut_a_fetch_but_never_the_first_batch(broker: Broker, conne
     assert values(raw.fetch(topic, 1, max_bytes=10).records) == [b"x" * 5000]
 
 
+@pytest.mark.parametrize("isolation", [0, 1])
+def test_only_the_first_partition_with_records_may_exceed_what_is_left(
+    broker: Broker, connect: Connect, topic: str, isolation: int
+) -> None:
+    """A client may take no more than it has asked for, but for a batch that is larger alone."""
+    raw = connect(broker)
+    raw.create(topic, partitions=3)
+    for partition, size in ((1, 5000), (2, 5000), (2, 100)):
+        raw.produce(topic, batch_of([b"x" * size]), partition=partition)
+    asked = [Message(topic=topic, partitions=[_asked(partition) for partition in range(3)])]
+    given: dict[str, object] = {"replica_id": -1, "max_wait_ms": 0, "min_bytes": 1, "isolation_level": isolation}
+    given |= {"session_id": 0, "session_epoch": -1, "topics": asked, "forgotten_topics_data": [], "rack_id": ""}
+    for max_bytes, sizes in ((10, [0, 1, 0]), (6000, [0, 1, 0]), (1 << 20, [0, 1, 2])):
+        (found,) = raw.call(apis.FETCH, 11, max_bytes=max_bytes, **given).responses
+        assert [len(values(part.records)) for part in found.partitions] == sizes
+
+
 def test_offsets_outside_the_log_and_other_epochs_are_named(broker: Broker, connect: Connect, topic: str) -> None:
     raw = connect(broker)
     raw.create(topic)

@@ -199,6 +199,8 @@ class PendingFetch:
                             found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
                         else:
                             found, left_out = partition.read_committed(offset, min(max_bytes, left_bytes), warm=warm)
+                        if total and found.count > left_bytes:
+                            found = NOTHING_READ  # its first batch is more than is left: that is for the next fetch
                         if found.unchecked is not None:
                             unchecked += found.wanted
                         if found.beyond:
