@@ -361,8 +361,8 @@ def test_the_count_of_pending_offsets_comes_back_to_nothing() -> None:
     offsets.appending([key])
     offsets.appended(1, {key: kept})
     offsets.put(2, key, kept)
-    assert (len(offsets), set(offsets.of("g"))) == (2, {("t", 0)})
+    assert (len(list(offsets)), set(offsets.of("g"))) == (2, {("t", 0)})
     assert offsets.end(1, committed=True) == {key: kept}
     offsets.drop(key)
-    assert (len(offsets), set(offsets.of("g")), set(offsets.groups())) == (0, set(), set())
+    assert (list(offsets), set(offsets.of("g")), offsets.places) == ([], set(), {})
     assert offsets.end(2, committed=True) == {}

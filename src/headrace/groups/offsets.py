@@ -78,7 +78,7 @@ class OffsetCache:
     def put(self, group: str, topic: str, partition: int, committed: OffsetAndMetadata) -> None:
         """Outside of a transaction."""
         self._groups.setdefault(group, {})[topic, partition] = committed
-        if self.transactional:
+        if group in self.transactional.places:
             self.transactional.drop(OffsetKey(group, topic, partition))
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> Collection[OffsetKey]:

@@ -88,7 +88,7 @@ class Shard:
         """The end of the log is reached: the groups are as their last records say."""
         for name, snapshot in self._snapshots.items():
             self.groups[name] = Group.restored(snapshot, limits, draw_id, now)
-        for name in (*self.offsets.groups(), *self.offsets.transactional.groups()):
+        for name in (*self.offsets.groups(), *self.offsets.transactional.places):
             if name not in self.groups:
                 self.groups[name] = Group(name, limits, draw_id, now)
         for name, pieces in self._pieces.items():

@@ -21,18 +21,12 @@ class TransactionalOffsets:
         self._order = 0
         self._decided: dict[OffsetKey, int] = {}
         """Of keys that are in other transactions too: the place of the last record that counts."""
-        self._places: dict[str, Counter[tuple[str, int]]] = {}
+        self.places: dict[str, Counter[tuple[str, int]]] = {}
         """By group, in how many transactions or appends under way a partition is."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._open.values()))
-
-    def groups(self) -> Collection[str]:
-        return self._places.keys()
 
     def of(self, group: str) -> Collection[tuple[str, int]]:
         """Partitions whose committed offset is not stable."""
-        return self._places.get(group, {}).keys()
+        return self.places.get(group, {}).keys()
 
     def appending(self, keys: Iterable[OffsetKey]) -> None:
         """They are on their way into the log."""
@@ -59,7 +53,7 @@ class TransactionalOffsets:
 
     def drop(self, key: OffsetKey) -> None:
         """A later record of the key, outside of any transaction, takes its place."""
-        if key.group not in self._places:
+        if (key.topic, key.partition) not in self.of(key.group):
             return
         for producer_id, of_producer in list(self._open.items()):
             if of_producer.pop(key, None) is not None:
@@ -81,14 +75,14 @@ class TransactionalOffsets:
         return ((key, offset) for of_producer in self._open.values() for key, (_, offset) in of_producer.items())
 
     def _hold(self, key: OffsetKey) -> None:
-        self._places.setdefault(key.group, Counter())[key.topic, key.partition] += 1
+        self.places.setdefault(key.group, Counter())[key.topic, key.partition] += 1
 
     def _release(self, key: OffsetKey) -> None:
-        places = self._places[key.group]
+        places = self.places[key.group]
         place = key.topic, key.partition
         places[place] -= 1
         if not places[place]:
             self._decided.pop(key, None)
             del places[place]
             if not places:
-                del self._places[key.group]
+                del self.places[key.group]
