@@ -155,7 +155,13 @@ class History:
         assert sum(states.values()) == len(NAMES)
         before = scene.listed()
         scene.take_over()
-        assert scene.listed() == before
+        # Last in the log may be what this coordinator could not know to be kept: a beginning, which then times out.
+        for _ in range(10):
+            scene.advance(1)
+        self.judge()
+        after = scene.listed()
+        assert after.keys() == before.keys()
+        assert all(after[name] == before[name] or after[name].state in ("Empty", "CompleteAbort") for name in after)
 
 
 @proves("T1", "T2")

@@ -481,21 +481,22 @@ class TransactionCoordinator:
         self._alarms.keep(self, at, self._begin_expiry)
 
     def _begin_expiry(self) -> None:
-        self._expire_some([(shard, name) for shard in self._open_shards() for name in shard.idle])
+        self._expire_some(_idle_in_slices(list(self._open_shards())))
         self._schedule_expiry()
 
-    def _expire_some(self, names: list[tuple[Shard, str]]) -> None:
+    def _expire_some(self, slices: Iterator[tuple[Shard, list[str]]]) -> None:
         """A slice of them in this turn, the rest in later ones: the loop is not held up."""
-        found: dict[Shard, list[str]] = {}
-        limits, now_ms = self.limits, self._wall.earliest_ms()
-        for shard, name in names[-IDS_PER_TURN:]:
-            if not shard.gone and name not in shard.buried and shard.expires(name, now_ms, limits.expiration_ms):
-                found.setdefault(shard, []).append(name)
-        for shard, expired in found.items():
-            self._bury(shard, expired)
-        del names[-IDS_PER_TURN:]
-        if names:
-            self._clock.call_soon(partial(self._expire_some, names))
+        found = next(slices, None)
+        if found is None:
+            return
+        shard, names = found
+        oldest_ms, now_ms = self.limits.expiration_ms, self._wall.earliest_ms()
+        if not shard.gone:
+            unburied = (name for name in names if name not in shard.buried)
+            expired = [name for name in unburied if shard.expires(name, now_ms, oldest_ms)]
+            if expired:
+                self._bury(shard, expired)
+        self._clock.call_soon(partial(self._expire_some, slices))
 
     def _bury(self, shard: Shard, names: list[str]) -> None:
         """They answer nobody while their tombstones are on their way."""
@@ -580,6 +581,14 @@ class TransactionCoordinator:
 
     def _open_shards(self) -> Iterator[Shard]:
         return (shard for shard in self._shards.values() if not shard.loading)
+
+
+def _idle_in_slices(shards: list[Shard]) -> Iterator[tuple[Shard, list[str]]]:
+    """The ids that are idle when it is their shard's turn, as many as one turn of the loop looks through."""
+    for shard in shards:
+        names = list(shard.idle)
+        for at in range(0, len(names), IDS_PER_TURN):
+            yield shard, names[at : at + IDS_PER_TURN]
 
 
 def _nothing() -> None:

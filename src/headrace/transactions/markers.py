@@ -109,6 +109,7 @@ class Markers:
             if sending.wanted():
                 tries.append((sending, sorted(places)))
             else:
+                sending.left.clear()  # what is on its way is not waited for
                 self._under_way -= 1
         self._send(tries, again=True)
 
