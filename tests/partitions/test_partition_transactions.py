@@ -247,6 +247,22 @@ def test_a_late_marker_never_ends_a_later_transaction(one: Transactional) -> Non
     assert one.read() == [b"v"]
 
 
+@proves("T2")
+def test_a_coordinator_that_counts_again_from_below_ends_its_transactions_all_the_same(one: Transactional) -> None:
+    """It has lost the end of its log, and with that how many transactions there were."""
+    one.write(value=b"before")
+    one.mark(number=10)
+    one.write(epoch=1, value=b"after")
+    one.mark(epoch=1, coordinator_epoch=1, number=6)
+    assert one.read() == [b"before", b"after"]
+    with pytest.raises(InvalidProducerEpoch):
+        one.mark(coordinator_epoch=1, number=10, committed=False)
+    one.write(epoch=1, value=b"aborted")
+    one.mark(epoch=2, coordinator_epoch=2, number=3, committed=False, version=2)
+    assert one.partition.last_stable_offset == one.partition.high_watermark
+    assert one.read() == [b"before", b"after"]
+
+
 @proves("T1")
 def test_with_an_epoch_per_transaction_a_marker_of_the_datas_epoch_is_of_an_earlier_one(one: Transactional) -> None:
     one.write(epoch=3)

@@ -290,7 +290,8 @@ class Partition:
             self._check_producers_whole(header)
         state = log.producers.states.get(producer_id)
         if state is not None:
-            if NO_NUMBER < number <= state.txn_number:
+            # A coordinator that has lost a part of its log counts again from below, but under a newer epoch.
+            if NO_NUMBER < number <= state.txn_number and producer_epoch <= state.epoch:
                 return state.marker_offset, state.marker_offset + 1, -1
             self._check_marker(header, coordinator_epoch, state, transaction_version)
         # A client may write to its next transaction before this marker has come; only where each has an epoch of its

@@ -95,7 +95,7 @@ class ProducerState(NamedTuple):
     coordinator_epoch: int = NONE
     """Of its last marker..."""
     txn_number: int = NONE
-    """...which ended its transaction of this number; the greatest that was seen..."""
+    """...which ended its transaction of this number; the greatest that was seen in this epoch..."""
     marker_offset: int = NONE
     """...and stands there."""
     txn_start: int = NONE
@@ -525,9 +525,10 @@ def _after(old: ProducerState | None, header: BatchHeader, base_offset: int, now
     if old is None:
         kept: tuple[SequencedBatch, ...] = ()
         transaction = _NO_TRANSACTION
-    else:
-        kept = old.batches if old.epoch == epoch else ()
-        transaction = old[3:]
+    elif old.epoch == epoch:
+        kept, transaction = old.batches, old[3:]
+    else:  # markers of the epoch before are told by that; those of this one may be counted anew
+        kept, transaction = (), (old.coordinator_epoch, NONE, old.marker_offset, old.txn_start)
     if first >= 0:
         # A compacted batch may hold fewer records than it had; its last offset still tells how many there were.
         last = (first + header.last_offset_delta) % SEQUENCES
