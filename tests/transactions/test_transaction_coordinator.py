@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 
-from headrace.coordinators.state_log import partition_of
+from headrace.coordinators.record_fields import Record
+from headrace.coordinators.state_log import AppendDone, partition_of
 from headrace.errors import CorruptBatch, ErrorCode
 from headrace.transactions.coordinator import HELD_MAX, HELD_SECONDS, ID_BYTES_MAX, OPENED_PER_TURN, PAUSE_SECONDS
 from headrace.transactions.descriptions import LISTED_PER_TURN, ListFilter
 from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import AddRequest, EndReply, InitReply, MarkerRequest
-from headrace.transactions.records import encode_key
+from headrace.transactions.records import encode, encode_key
+from headrace.transactions.transaction import LAST_EPOCH, Transaction
 from proving import proves
 from transactions.scene import EVERYTHING, ID, PLACES, TIMEOUT_MS, Scene, Waiter
 
@@ -582,3 +584,41 @@ def test_an_id_is_asked_for_at_the_leader_of_its_partition() -> None:
     assert scene.init().reply.error_code == NOT_COORDINATOR
     scene.coordinator.partition_count = 0
     assert scene.init("x").reply.error_code == NOT_COORDINATOR
+
+
+class FullScene(Scene):
+    """Its log takes no record that is longer than the longest one until now."""
+
+    full = False
+
+    def append(self, partition: int, epoch: int, records: list[Record], done: AppendDone) -> None:
+        longest = max((len(value or b"") for kept in self.log.values() for _, value in kept), default=0)
+        if self.full and any(len(value or b"") > longest for _, value in records):
+            done(ErrorCode.MESSAGE_TOO_LARGE)
+        else:
+            super().append(partition, epoch, records, done)
+
+
+@proves("T2")
+@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("how", ["commit", "timeout", "takeover", "epochs"])
+def test_a_transaction_of_as_many_partitions_as_a_record_holds_can_be_ended(how: str, version: int) -> None:
+    """Else its partitions would wait for their markers for ever."""
+    scene = FullScene()
+    producer = scene.init().reply
+    if how == "epochs":  # the next producer gets another id
+        producer = InitReply(OK, 1000, LAST_EPOCH)
+        kept = Transaction(1000, LAST_EPOCH, timeout_ms=TIMEOUT_MS, update_ms=scene.clock.wall_ms())
+        scene.log[0] = [(encode_key(ID), encode(kept))]
+        scene.take_over()
+    places = frozenset(("a-topic-with-a-name", index) for index in range(300))
+    assert scene.add(producer, places, version=version).reply == ErrorCode.NONE
+    scene.full = True
+    if how == "timeout":
+        scene.advance(TIMEOUT_MS / 1000 + 1)
+    elif how == "takeover":
+        scene.init(producer_id=producer.producer_id, epoch=producer.epoch)
+    else:
+        assert scene.end(producer, version=version).reply.error_code == ErrorCode.NONE
+    assert [len(marker.partitions) for marker in scene.written] == [300]
+    assert scene.state().startswith("Complete") or scene.state() == "Empty"

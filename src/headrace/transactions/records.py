@@ -9,7 +9,8 @@ key or value is its version:
     value 1     as 0, with compact strings and counts (one more, as a varint), tagged fields behind each topic and at
                 the end: tag 0 producer id before int64, tag 1 next producer id int64, tag 2 version of transactions
                 int16; ours: tag 10000 number of the transaction int64, tag 10001 epoch before int16, tag 10002 next
-                epoch int16, tag 10003 client id and host of the owner, two compact strings
+                epoch int16, tag 10003 client id and host of the owner, two compact strings; tag 10004
+                room, which says nothing
 
 A record without a value removes its key. We write key 0 with value 1. The last value of a key is the state of its
 transactional id; whatever was answered is in it. Ids without an open transaction have values that begin with
@@ -39,6 +40,13 @@ _NUMBER_TAG: Final = 10_000
 _LAST_EPOCH_TAG: Final = 10_001
 _NEXT_EPOCH_TAG: Final = 10_002
 _OWNER_TAG: Final = 10_003
+_ROOM_TAG: Final = 10_004
+
+ROOM_FROM_BYTES: Final = 1000
+"""Of partitions. An open transaction that has more is written with room, so that the value which ends it is never the
+longer one: a record that the log takes must not be followed by one that is too large for it, ever again."""
+_ROOM: Final = bytes(40)
+"""More than the fields that a decision adds, with their tags: ids and epochs before and next, version."""
 
 _SIZES: Final = {
     _PREVIOUS_ID_TAG: 8,
@@ -144,7 +152,9 @@ def is_whole(value: bytes) -> bool:
 def encode(kept: Transaction) -> bytes:
     head = _HEAD.pack(_VERSION, kept.producer_id, kept.epoch, kept.timeout_ms, _NUMBERS[kept.state])
     times = _TIMES.pack(kept.update_ms, kept.start_ms)
-    return head + _encode_partitions(kept) + times + _encode_tagged(kept)
+    partitions = _encode_partitions(kept)
+    with_room = kept.state is State.ONGOING and len(partitions) >= ROOM_FROM_BYTES
+    return head + partitions + times + _encode_tagged(kept, with_room=with_room)
 
 
 def _encode_partitions(kept: Transaction) -> bytes:
@@ -160,7 +170,7 @@ def _encode_partitions(kept: Transaction) -> bytes:
     return b"".join(parts)
 
 
-def _encode_tagged(kept: Transaction) -> bytes:
+def _encode_tagged(kept: Transaction, *, with_room: bool) -> bytes:
     fields: list[tuple[int, bytes]] = []
     if kept.previous_producer_id != NO_PRODUCER_ID:
         fields.append((_PREVIOUS_ID_TAG, _INT64.pack(kept.previous_producer_id)))
@@ -176,6 +186,8 @@ def _encode_tagged(kept: Transaction) -> bytes:
         fields.append((_NEXT_EPOCH_TAG, _INT16.pack(kept.next_epoch)))
     if kept.owner.client_id or kept.owner.host:
         fields.append((_OWNER_TAG, compact_string(kept.owner.client_id) + compact_string(kept.owner.host)))
+    if with_room:
+        fields.append((_ROOM_TAG, _ROOM))
     tagged = b"".join(uvarint(tag) + uvarint(len(content)) + content for tag, content in fields)
     return uvarint(len(fields)) + tagged
 
