@@ -17,7 +17,7 @@ from headrace.errors import ErrorCode, HeadraceError, PeerUnreachable
 from headrace.kafka import first_writes
 from headrace.kafka.connection import Connection
 from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
-from headrace.kafka.first_writes import FirstWrites
+from headrace.kafka.first_writes import FirstWrites, Support, Transaction
 from headrace.metrics import Metrics
 from headrace.partitions.partition import Partition
 from headrace.records import kernel
@@ -241,6 +241,21 @@ def test_what_the_coordinator_says_is_told_by_the_codes_that_the_version_knows(
     front.produce((0, front.batch(0)), version=version)
     front.coordinator_says()
     assert front.codes() == [ErrorCode.NONE]
+
+
+def test_a_write_is_answered_though_its_partition_changed_its_role_before_anybody_was_asked() -> None:
+    """And the producer has sent it to the new one in the same turn."""
+    front = Front()
+    was_led = front.partition()
+    heard: list[HeadraceError | None] = []
+    transaction = Transaction("tx", PRODUCER, EPOCH, Support.ADDED)
+    front.first_writes.hold(was_led, transaction, 10, heard.append)
+    is_led = front.led.partitions.lead(was_led.log, 2, {BROKER: ""}, revision=2)
+    front.first_writes.hold(is_led, transaction, 10, heard.append)
+    front.clock.run_soon()
+    front.coordinator_says()
+    assert len(heard) == 2
+    assert (front.first_writes.waiting, front.first_writes.held_bytes) == ({}, 0)
 
 
 def test_a_coordinator_that_is_not_there_can_be_asked_later() -> None:

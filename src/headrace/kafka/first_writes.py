@@ -104,7 +104,7 @@ class FirstWrites:
         self._transactions = transactions
         self._ask_peer = ask
         self.waiting: dict[Key, _Held] = {}
-        self._asked: dict[Transaction, dict[Place, Key]] = {}
+        self._asked: dict[Transaction, dict[Place, list[Key]]] = {}
         """What is to be asked at the end of this turn."""
         self._rooms: list[Callable[[], None]] = []
         self.held_bytes = 0
@@ -139,7 +139,9 @@ class FirstWrites:
             if not self._asked:
                 self._clock.call_soon(self._ask)
             where = partition.topic_partition
-            self._asked.setdefault(transaction, {})[where.topic, where.partition] = key
+            places = self._asked.setdefault(transaction, {})
+            # Two of them where the partition has changed its role within this turn.
+            places.setdefault((where.topic, where.partition), []).append(key)
         held.writes.append((go_on, size_bytes))
         self.held_bytes += size_bytes
 
@@ -174,7 +176,7 @@ class FirstWrites:
             return NO_LEADER
         return state.leader
 
-    def _ask_here(self, transaction: Transaction, places: dict[Place, Key]) -> None:
+    def _ask_here(self, transaction: Transaction, places: dict[Place, list[Key]]) -> None:
         request = AddRequest(transaction.producer_id, transaction.epoch, frozenset(places), EPOCHS_BUMPED)
         if transaction.support < Support.ADDED:
             codes = self._transactions.verify(transaction.transactional_id, request)
@@ -187,7 +189,7 @@ class FirstWrites:
 
         self._transactions.add(transaction.transactional_id, request, added, HELD_SECONDS)
 
-    def _ask_broker(self, broker: int, asked: dict[Transaction, dict[Place, Key]]) -> None:
+    def _ask_broker(self, broker: int, asked: dict[Transaction, dict[Place, list[Key]]]) -> None:
         def reply(answer: Message | HeadraceError) -> None:
             codes: dict[tuple[str, Place], int] = {}
             missing: int = ErrorCode.NETWORK_EXCEPTION
@@ -206,23 +208,24 @@ class FirstWrites:
     # Answers.
 
     def _answered(
-        self, transaction: Transaction, places: dict[Place, Key], codes: Mapping[Place, int], otherwise: int = 0
+        self, transaction: Transaction, places: dict[Place, list[Key]], codes: Mapping[Place, int], otherwise: int = 0
     ) -> None:
-        for place, key in places.items():
-            held = self.waiting.pop(key)
+        for place, keys in places.items():
             code = codes.get(place, otherwise)
-            error = None
-            if code != ErrorCode.NONE:
-                error = refusal(code, transaction, f"{place[0]}-{place[1]}")
-            else:
-                held.partition.verified(held.verification)
-            for go_on, size_bytes in held.writes:
-                self.held_bytes -= size_bytes
-                go_on(error)
+            error = None if code == ErrorCode.NONE else refusal(code, transaction, f"{place[0]}-{place[1]}")
+            for key in keys:
+                self._let_go(self.waiting.pop(key), error)
         if self._rooms and self.held_bytes <= HELD_BYTES // 2:
             rooms, self._rooms = self._rooms, []
             for call in rooms:
                 call()
+
+    def _let_go(self, held: _Held, error: HeadraceError | None) -> None:
+        if error is None:
+            held.partition.verified(held.verification)
+        for go_on, size_bytes in held.writes:
+            self.held_bytes -= size_bytes
+            go_on(error)
 
 
 def support_of(version: int, abortable_from: int) -> Support:
