@@ -602,28 +602,34 @@ class Partition:
         producers = self.log.producers
         try:
             producers.load()
-        except UnreadableProducers as error:
-            self._unreadable_producers(error)
-            raise StorageFailed(f"{self.topic_partition}: {error}") from None
-        except StorageFailed as error:
-            if self.log.offline is not None:
-                raise
-            raise OffsetNotAvailable(f"{self.topic_partition}: {error}") from None
+        except (UnreadableProducers, StorageFailed) as error:
+            raise self._producers_fault(error) from None
         return producers.states
+
+    def _producers_fault(self, error: UnreadableProducers | StorageFailed) -> HeadraceError:
+        """What a reader hears who needs to know the producers."""
+        if isinstance(error, UnreadableProducers):
+            self._unreadable_producers(error)
+            return StorageFailed(f"{self.topic_partition}: {error}")
+        return error if self.log.offline is not None else OffsetNotAvailable(f"{self.topic_partition}: {error}")
 
     @property
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: it has a marker, which is below the watermark. OffsetNotAvailable
         while the log's producers are being read."""
-        self.producers()
-        undecided = self.log.producers.first_undecided(self.high_watermark)
-        if undecided is None:
-            return self.high_watermark
-        return max(self.log.start_offset, min(self.high_watermark, undecided))
+        watermark = self.high_watermark
+        try:
+            undecided = self.log.producers.first_undecided(watermark)
+        except (UnreadableProducers, StorageFailed) as error:
+            raise self._producers_fault(error) from None
+        return watermark if undecided is None else max(self.log.start_offset, min(watermark, undecided))
 
-    def read_committed(self, offset: int, max_bytes: int, *, warm: bool = False) -> tuple[ReadResult, Aborted]:
-        """What a consumer may see that reads only what is committed, and which transactions of it were aborted."""
-        limit = self.last_stable_offset
+    def read_committed(
+        self, offset: int, max_bytes: int, *, stable: int | None = None, warm: bool = False
+    ) -> tuple[ReadResult, Aborted]:
+        """What a consumer may see that reads only what is committed, and which transactions of it were aborted.
+        `stable`: the last stable offset, from who has asked for it in this turn."""
+        limit = self.last_stable_offset if stable is None else stable
         if not self.log.start_offset <= offset < limit:
             if limit <= offset < self.high_watermark:
                 return NOTHING_READ, []

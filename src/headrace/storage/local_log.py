@@ -206,11 +206,17 @@ class LocalLog(ABC):
         return producers.before(self.producers.states, offset)
 
     def aborted(self, from_offset: int, to_offset: int) -> list[tuple[int, int]]:
-        found = self.producers.known.aborted.between(from_offset, to_offset)
+        aborted = self.producers.known.aborted
+        if not aborted.files:
+            return []
+        found = aborted.between(from_offset, to_offset)
         return [(entry.producer_id, entry.first_offset) for entry in found]
 
     def committed_limit(self, from_offset: int, limit_offset: int, most: int) -> int:
-        found = self.producers.known.aborted.between(from_offset, limit_offset)
+        aborted = self.producers.known.aborted
+        if not aborted.files:
+            return limit_offset
+        found = aborted.between(from_offset, limit_offset)
         last = next(islice(found, most - 1, None), None)
         return limit_offset if last is None else min(limit_offset, last.marker_offset + 1)
 

@@ -268,10 +268,12 @@ class ProducerTable:
         """Where the first transaction begins that is open, or whose marker is not below the watermark. Raises what
         `load` does."""
         self.load()
-        if watermark < self.known.transactions.decided_to:  # it was lowered: what was forgotten is read again
+        transactions = self.known.transactions
+        if watermark < transactions.decided_to:  # it was lowered: what was forgotten is read again
             self.forget()
             self.load()
-        return self.known.transactions.first_undecided(watermark)
+            transactions = self.known.transactions
+        return transactions.first_undecided(watermark)
 
     def steps(self) -> Iterator[None]:
         """All of it, for whoever has time between the steps."""

@@ -195,10 +195,11 @@ class PendingFetch:
                     if aborted is not None:
                         stable = partition.last_stable_offset
                     if left_bytes > 0:
+                        most = min(max_bytes, left_bytes)
                         if aborted is None:
-                            found = partition.read(offset, min(max_bytes, left_bytes), warm=warm)
+                            found = partition.read(offset, most, warm=warm)
                         else:
-                            found, left_out = partition.read_committed(offset, min(max_bytes, left_bytes), warm=warm)
+                            found, left_out = partition.read_committed(offset, most, stable=stable, warm=warm)
                         if total and found.count > left_bytes:
                             found = NOTHING_READ  # its first batch is more than is left: that is for the next fetch
                         if found.unchecked is not None:
