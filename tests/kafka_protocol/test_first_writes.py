@@ -267,19 +267,30 @@ def test_a_coordinator_that_is_not_there_can_be_asked_later() -> None:
 
 @proves("T2")
 @pytest.mark.parametrize(
-    ("version", "code"), [(VERIFIED, ErrorCode.INVALID_TXN_STATE), (ADDED, ErrorCode.TRANSACTION_ABORTABLE)]
+    ("version", "at_once", "code"),
+    [
+        (VERIFIED, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.INVALID_TXN_STATE),
+        (ADDED, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.TRANSACTION_ABORTABLE),
+    ],
 )
-def test_a_marker_that_comes_before_the_coordinators_word_lets_nothing_open_the_transaction_again(
-    version: int, code: int
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_marker_that_comes_before_the_coordinators_word_has_it_asked_again(
+    version: int, at_once: int, code: int, goes_on: bool
 ) -> None:
+    """It may be that of the transaction before, whose end was waited for, or that of this one, which is then over."""
     front = Front()
     front.produce((0, front.batch(0)), version=version)
     front.partition().append_marker(PRODUCER, EPOCH, 1, committed=False, number=1, transaction_version=1)
     front.led.partitions.touch(front.partition())
     front.led.partitions.end_turn()
     front.coordinator_says()
-    assert front.codes() == [code]
+    assert front.codes() == [at_once]
     assert front.partition().last_stable_offset == front.partition().high_watermark == 1
+    front.produce((0, front.batch(0)), version=version)
+    front.coordinator_says(ErrorCode.NONE if goes_on else ErrorCode.TRANSACTION_ABORTABLE)
+    assert front.codes() == [ErrorCode.NONE if goes_on else code]
+    assert front.partition().last_stable_offset == 1
+    assert front.partition().high_watermark == 1 + goes_on
 
 
 def test_who_leads_no_more_when_the_coordinator_answers_says_so() -> None:

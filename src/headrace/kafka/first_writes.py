@@ -30,6 +30,7 @@ from headrace.errors import (
     InvalidProducerIdMapping,
     InvalidTxnState,
     NotEnoughReplicas,
+    NotLeader,
     TransactionAbortable,
 )
 from headrace.partitions.partition import Partition
@@ -214,18 +215,27 @@ class FirstWrites:
             code = codes.get(place, otherwise)
             error = None if code == ErrorCode.NONE else refusal(code, transaction, f"{place[0]}-{place[1]}")
             for key in keys:
-                self._let_go(self.waiting.pop(key), error)
+                self._let_go(self.waiting.pop(key), transaction, error)
         if self._rooms and self.held_bytes <= HELD_BYTES // 2:
             rooms, self._rooms = self._rooms, []
             for call in rooms:
                 call()
 
-    def _let_go(self, held: _Held, error: HeadraceError | None) -> None:
-        if error is None:
-            held.partition.verified(held.verification)
+    def _let_go(self, held: _Held, transaction: Transaction, error: HeadraceError | None) -> None:
+        if error is None and not held.partition.verified(held.verification):
+            error = _void(held.partition, transaction)
         for go_on, size_bytes in held.writes:
             self.held_bytes -= size_bytes
             go_on(error)
+
+
+def _void(partition: Partition, transaction: Transaction) -> HeadraceError:
+    """Why nothing comes of a verification. A marker came meanwhile, perhaps that of the transaction before, for whose
+    end the coordinator let us wait: whether this one goes on is to be asked again. Or this broker has led in another
+    role since, or leads no more."""
+    if partition.leading:
+        return refusal(ErrorCode.CONCURRENT_TRANSACTIONS, transaction, str(partition.topic_partition))
+    return NotLeader(f"{partition.topic_partition}: the leader has changed while a transaction was verified")
 
 
 def support_of(version: int, abortable_from: int) -> Support:

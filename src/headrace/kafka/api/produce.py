@@ -213,10 +213,10 @@ class PendingProduce:
             services.partitions.touch(partition)
         except TransactionUnverified as ended:  # meanwhile, by its marker
             known = support_of(self._version, ABORTABLE_FROM) > Support.VERIFIED
-            outcome = TransactionAbortable(str(ended)) if known else ended.with_traceback(None)
+            outcome = TransactionAbortable(str(ended)) if known else ended.again()
         except HeadraceError as refused:
-            # With its traceback it would hold this call, and with that whatever was received, until both are collected.
-            outcome = refused.with_traceback(None)
+            # It would hold this call, and with that whatever was received, until both are collected.
+            outcome = refused.again()
         self._appended(partition, rows, at, outcome)
 
     def _appended(self, partition: Partition, rows: list[Row], at: int, outcome: Appended | HeadraceError) -> None:
