@@ -47,7 +47,10 @@ FOLDERS = {
 }
 CLUSTER_TESTS = (
     *(f"tests/{room}" for room in ("cluster", "coordination", "placement", "replication", "simulator", "virtual")),
-    *(f"tests/faults/test_{name}.py" for name in ("cluster_chaos", "etcd_gone")),
+    *(
+        f"tests/faults/test_{name}.py"
+        for name in ("cluster_chaos", "etcd_gone", "transaction_chaos", "transactions_killed")
+    ),
     *(f"tests/kafka_protocol/test_{name}.py" for name in ("cluster_clients", "cluster_faults", "cluster_orders")),
     *(f"tests/kafka_protocol/test_{name}.py" for name in ("cluster_routing", "cluster_tls", "archived_elsewhere")),
 )

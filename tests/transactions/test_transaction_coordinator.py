@@ -264,6 +264,7 @@ def test_the_next_coordinator_has_every_id_as_the_log_has_it() -> None:
 
 
 @proves("T2")
+@pytest.mark.thorough
 def test_ten_thousand_open_transactions_go_on_after_a_failover_a_slice_in_a_turn() -> None:
     scene = Scene(TransactionLimits(), markers_held=True)
     for number in range(10_000):
