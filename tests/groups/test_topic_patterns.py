@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import random
 import re
+import string
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cluster.image import Image, PartitionState, Topic
 from headrace.errors import ErrorCode, InvalidPattern
 from headrace.groups import topic_patterns
+from headrace.groups.topic_catalog import TopicCatalog
 from headrace.groups.topic_patterns import TopicPattern
 from hypotheses import examples
 from proving import proves
@@ -90,3 +94,27 @@ def test_it_says_what_pythons_expressions_say(pattern: str, names: list[str]) ->
     ours, theirs = TopicPattern(pattern), re.compile(pattern)
     for name in names:
         assert ours.matches(name) == (theirs.fullmatch(name) is not None), name
+
+
+def catalog_of(names: list[str]) -> TopicCatalog:
+    topics = {
+        name: Topic(name, number.to_bytes(16, "big"), (PartitionState(0, 1, 1, (1,), (1,)),))
+        for number, name in enumerate(names)
+    }
+    catalog = TopicCatalog()
+    catalog.follow(Image(""), Image("", topics=topics))
+    return catalog
+
+
+@proves("N1")
+def test_a_pattern_that_remembers_much_of_each_name_is_refused_before_it_holds_up_the_loop() -> None:
+    letters = random.Random(7)
+    names = ["".join(letters.choices(string.ascii_lowercase, k=40)) for _ in range(2000)]
+    catalog = catalog_of(names)
+    bomb = "|".join(f".*[{''.join(letters.sample(string.ascii_lowercase, 8))}].{{38}}" for _ in range(80))
+    with pytest.raises(InvalidPattern, match="takes too long"):
+        catalog.matching(bomb)
+    assert catalog.matching(".*") == frozenset(names)
+    literal = "|".join(names[:90])
+    assert catalog.matching(literal) == frozenset(names[:90])
+    assert catalog.matching(".*(abc|xyz)[^q]*") <= frozenset(names)

@@ -13,8 +13,9 @@ from hashlib import blake2b
 from typing import Final
 
 from headrace.cluster.image import Image, Topic
+from headrace.errors import InvalidPattern
 from headrace.groups.assignors import AssignedTopic
-from headrace.groups.topic_patterns import TopicPattern
+from headrace.groups.topic_patterns import LOOKED_AT_MAX, TopicPattern
 
 PATTERNS_MAX: Final = 1000
 """Whose topics are kept; beyond them all are looked for anew."""
@@ -81,13 +82,19 @@ class TopicCatalog:
                 names.discard(name)
 
     def matching(self, text: str) -> frozenset[str]:
-        """Names of the topics that a regular expression stands for now. InvalidPattern if it is none."""
+        """Names of the topics that a regular expression stands for now. InvalidPattern if it is none, or one that would
+        hold up the loop."""
         found = self._patterns.get(text)
         if found is None:
             pattern = TopicPattern(text)
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
-            names = {name for name in self._known if name not in self._hidden and pattern.matches(name)}
+            names: set[str] = set()
+            for name in self._known:
+                if name not in self._hidden and pattern.matches(name):
+                    names.add(name)
+                if pattern.looked_at > LOOKED_AT_MAX:
+                    raise InvalidPattern(f"regular expression {text!r} takes too long over the names of all topics")
             found = self._patterns[text] = pattern, names
         return frozenset(found[1])
 

@@ -2,7 +2,8 @@
 
 A pattern comes from a client and runs in the broker, so its cost is bounded by its form and not by our patience: it is
 read into a nondeterministic automaton of at most `STATES_MAX` states, and names are run through the deterministic one
-that is made of it as far as they need it. Each character of a name costs one look into a table, whatever the pattern.
+that is made of it as far as they need it. Each character of a name costs one look into a table, once that is made; who
+runs all names through one sees to it that not too much has to be made (`LOOKED_AT_MAX`).
 What such an automaton cannot do (backreferences, looking ahead or behind) RE2 does not have either: it is refused, as
 is what is no expression. Names of topics have few characters (`ALPHABET`), so a class is a set of those.
 """
@@ -22,6 +23,9 @@ STATES_MAX: Final = 5000
 DEPTH_MAX: Final = 100
 REPEAT_MAX: Final = 1000
 """As in RE2."""
+LOOKED_AT_MAX: Final = 500_000
+"""States that are looked at until a pattern is refused: some tenths of a second. Most patterns look at a few hundred,
+however many names there are; one that remembers much of each name, as `.*[a-m].{500}` does, looks anew for each."""
 KEPT_MAX: Final = 2000
 """States of the deterministic automaton that are kept; beyond them it begins anew."""
 
@@ -419,6 +423,8 @@ class TopicPattern:
         if len(text) > PATTERN_CHARS_MAX:
             raise InvalidPattern(f"a regular expression has {len(text)} characters; {PATTERN_CHARS_MAX} are allowed")
         self.text = text
+        self.looked_at = 0
+        """States of the nondeterministic automaton, over all names until now: what it has cost."""
         self._automaton = _Automaton(_Parser(text).read())
         self._forget()
 
@@ -441,6 +447,7 @@ class TopicPattern:
     def _step(self, state: _State, char: str) -> _State:
         automaton = self._automaton
         reached = automaton.reached(state.states, state.previous, char)
+        self.looked_at += len(reached)
         found = frozenset(automaton.leads[one][0] for one in reached if char in (automaton.chars[one] or ()))
         key = found, "_" if char in _WORD else "-"
         lead = self._kept.get(key)
