@@ -69,6 +69,7 @@ from headrace.groups.messages import (
     SyncRequest,
 )
 from headrace.groups.records import encode_group_key
+from headrace.groups.roster import member_fault
 from headrace.groups.topic_catalog import TopicCatalog
 
 COMPUTE_SECONDS_PER_MEMBER: Final = 20e-6
@@ -330,7 +331,7 @@ class ConsumerGroup:
                 return ConsumerReply(error.kafka_code, str(error))
         if request.member_epoch == JOINING:
             return self._joining_fault(request, limits)
-        fault = self._member_fault(request.member_id, request.instance_id)
+        fault = member_fault(self.members, self.static, request.member_id, request.instance_id)
         if fault != ErrorCode.NONE:
             return ConsumerReply(fault, f"{request.member_id} is no member of group {self.group_id}")
         current = self.members[request.member_id].current
@@ -377,7 +378,7 @@ class ConsumerGroup:
         return member
 
     def _leave(self, ticket: object, request: ConsumerHeartbeat, now: Moment) -> None:
-        fault = self._member_fault(request.member_id, request.instance_id)
+        fault = member_fault(self.members, self.static, request.member_id, request.instance_id)
         if fault != ErrorCode.NONE:
             reason = f"{request.member_id} is no member of group {self.group_id}"
             self._answers.append(Answer(ticket, ConsumerReply(fault, reason)))
@@ -439,7 +440,7 @@ class ConsumerGroup:
         if subscription is None or not self._speaks(request.protocols, request.member_id):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if request.member_id and request.group_instance_id is not None:
-            return self._member_fault(request.member_id, request.group_instance_id)
+            return member_fault(self.members, self.static, request.member_id, request.group_instance_id)
         return ErrorCode.NONE
 
     def _speaks(self, protocols: Protocols, member_id: str) -> bool:
@@ -509,7 +510,7 @@ class ConsumerGroup:
         gone: list[ConsumerMember] = []
         for one in leavers:
             member_id = one.member_id or self.static.get(one.group_instance_id or "", "")
-            fault = self._member_fault(member_id, one.group_instance_id)
+            fault = member_fault(self.members, self.static, member_id, one.group_instance_id)
             if fault == ErrorCode.NONE and not self.members[member_id].is_classic:
                 fault = ErrorCode.UNKNOWN_MEMBER_ID
             if fault == ErrorCode.NONE and self.members[member_id] not in gone:
@@ -521,7 +522,7 @@ class ConsumerGroup:
     def _classic_fault(self, member_id: str, instance_id: str | None, generation_id: int) -> int:
         if self.is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        fault = self._member_fault(member_id, instance_id)
+        fault = member_fault(self.members, self.static, member_id, instance_id)
         if fault != ErrorCode.NONE:
             return fault
         member = self.members[member_id]
@@ -541,7 +542,7 @@ class ConsumerGroup:
             return ErrorCode.NONE
         if self.is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        fault = self._member_fault(request.member_id, request.group_instance_id)
+        fault = member_fault(self.members, self.static, request.member_id, request.group_instance_id)
         if fault == ErrorCode.NONE and not (request.has_member_epoch or self.members[request.member_id].is_classic):
             return ErrorCode.UNSUPPORTED_VERSION
         return fault or self.epoch_fault(request.member_id, request.generation_id)
@@ -738,15 +739,6 @@ class ConsumerGroup:
         self.next_deadline = min(self.next_deadline, deadline)
 
     # Members come and go
-
-    def _member_fault(self, member_id: str, instance_id: str | None) -> int:
-        if instance_id is not None:
-            current = self.static.get(instance_id)
-            if current is None:
-                return ErrorCode.UNKNOWN_MEMBER_ID
-            if current != member_id:
-                return ErrorCode.FENCED_INSTANCE_ID
-        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def _subscribe(self, member: ConsumerMember, told: MemberSubscription) -> bool:
         """Take what a member says of itself; true if it changes who gets what."""

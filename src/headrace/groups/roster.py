@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from headrace.coordinators.alarms import NEVER
 from headrace.errors import ErrorCode
@@ -70,13 +70,7 @@ class Roster:
 
     def fault(self, member_id: str, instance_id: str | None) -> int:
         """Why this is not a member, or NONE."""
-        if instance_id is not None:
-            current = self.static.get(instance_id)
-            if current is None:
-                return ErrorCode.UNKNOWN_MEMBER_ID
-            if current != member_id:
-                return ErrorCode.FENCED_INSTANCE_ID
-        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+        return member_fault(self.members, self.static, member_id, instance_id)
 
     def joined(self) -> list[Member]:
         """Members that wait for the end of the rebalance."""
@@ -135,3 +129,14 @@ class Roster:
         )
         self.add(member)
         return member
+
+
+def member_fault(members: Container[str], static: Mapping[str, str], member_id: str, instance_id: str | None) -> int:
+    """Why this is none of the members, of which some are static; or NONE."""
+    if instance_id is not None:
+        current = static.get(instance_id)
+        if current is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if current != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+    return ErrorCode.NONE if member_id in members else ErrorCode.UNKNOWN_MEMBER_ID
