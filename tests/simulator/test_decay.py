@@ -11,7 +11,7 @@ from headrace.simulator.cluster import Cluster
 from headrace.simulator.decay import alone_in, batch_at, loss_of
 from headrace.simulator.history import Trace
 from headrace.simulator.machine import DATA, Machine
-from headrace.simulator.scenario import draw
+from headrace.simulator.scenario import draw_plain
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
 from headrace.storage.offline import verify
@@ -57,7 +57,7 @@ def test_a_commit_log_that_is_cut_costs_other_partitions_too(layout: str) -> Non
 @LAYOUTS
 def test_what_one_machine_alone_has_is_spared(layout: str) -> None:
     """Its leader wrote it when the others had died: nobody could mend it there."""
-    cluster = Cluster(replace(draw(17), layouts=(layout,) * 3), Trace())
+    cluster = Cluster(replace(draw_plain(17), layouts=(layout,) * 3), Trace())
     for machine in cluster.machines:
         machine.start()
     wait(cluster, 1)
@@ -89,7 +89,7 @@ def test_what_one_machine_alone_has_is_spared(layout: str) -> None:
 @LAYOUTS
 def test_a_byte_that_flips_where_nothing_runs_is_told_to_the_judge(layout: str) -> None:
     """Once the batch is deleted elsewhere nobody mends it, whichever way it was damaged."""
-    cluster = Cluster(replace(draw(17), layouts=(layout,) * 3), Trace())
+    cluster = Cluster(replace(draw_plain(17), layouts=(layout,) * 3), Trace())
     for machine in cluster.machines:
         machine.start()
     wait(cluster, 1)

@@ -123,7 +123,7 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-    scenario = _draw_with_moves(seed)
+    scenario = draw_plain(seed)
     chance = random.Random(f"{seed} transactional load")
     # Nothing is promised any more once an older copy is accepted.
     is_drawn = chance.random() < TRANSACTIONS_SHARE and not scenario.restored
@@ -148,7 +148,8 @@ def transacting(scenario: Scenario, chance: random.Random) -> Scenario:
     return replace(scenario, transactions=plan, load_seconds=load_seconds, settings=scenario.settings | settings)
 
 
-def _draw_with_moves(seed: int) -> Scenario:
+def draw_plain(seed: int) -> Scenario:
+    """Without transactions."""
     chance = random.Random(f"{seed} moves")
     scenario = _draw(seed)
     # What was moved away since the copy, and deleted, would have to come from where a restored copy has no replicas.
