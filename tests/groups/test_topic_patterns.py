@@ -118,3 +118,13 @@ def test_a_pattern_that_remembers_much_of_each_name_is_refused_before_it_holds_u
     literal = "|".join(names[:90])
     assert catalog.matching(literal) == frozenset(names[:90])
     assert catalog.matching(".*(abc|xyz)[^q]*") <= frozenset(names)
+
+
+def test_who_has_many_names_hears_when_a_pattern_has_cost_too_much() -> None:
+    """So ListTransactions asks it of transactional ids."""
+    letters = random.Random(7)
+    bomb = "|".join(f".*[{''.join(letters.sample(string.ascii_lowercase, 8))}].{{38}}" for _ in range(80))
+    pattern = TopicPattern(bomb)
+    names = ["".join(letters.choices(string.ascii_lowercase, k=40)) for _ in range(2000)]
+    with pytest.raises(InvalidPattern, match="takes too long"):
+        list(map(pattern.matches_in_time, names))

@@ -13,9 +13,8 @@ from hashlib import blake2b
 from typing import Final
 
 from headrace.cluster.image import Image, Topic
-from headrace.errors import InvalidPattern
 from headrace.groups.assignors import AssignedTopic
-from headrace.groups.topic_patterns import LOOKED_AT_MAX, TopicPattern
+from headrace.groups.topic_patterns import TopicPattern
 
 PATTERNS_MAX: Final = 1000
 """Whose topics are kept; beyond them all are looked for anew."""
@@ -89,12 +88,7 @@ class TopicCatalog:
             pattern = TopicPattern(text)
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
-            names: set[str] = set()
-            for name in self._known:
-                if name not in self._hidden and pattern.matches(name):
-                    names.add(name)
-                if pattern.looked_at > LOOKED_AT_MAX:
-                    raise InvalidPattern(f"regular expression {text!r} takes too long over the names of all topics")
+            names = {name for name in self._known if name not in self._hidden and pattern.matches_in_time(name)}
             found = self._patterns[text] = pattern, names
         return frozenset(found[1])
 

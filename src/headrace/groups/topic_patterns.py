@@ -444,6 +444,12 @@ class TopicPattern:
             state.ends = self._automaton.end in self._automaton.reached(state.states, state.previous, "")
         return state.ends
 
+    def matches_in_time(self, name: str) -> bool:
+        """The same, for who has many names: InvalidPattern when it has cost too much."""
+        if self.looked_at > LOOKED_AT_MAX:
+            raise InvalidPattern(f"regular expression {self.text!r} takes too long over all names")
+        return self.matches(name)
+
     def _step(self, state: _State, char: str) -> _State:
         automaton = self._automaton
         reached = automaton.reached(state.states, state.previous, char)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from headrace.coordination.waits import pause
-from headrace.errors import ErrorCode, HeadraceError
+from headrace.errors import ErrorCode, HeadraceError, InvalidPattern
 from headrace.groups.topic_patterns import TopicPattern
 from headrace.kafka.connection import Request
 from headrace.transactions.descriptions import ListFilter
@@ -31,7 +31,7 @@ def handle(request: Request) -> Message | None:
         return _response(ErrorCode.NONE, unknown)
     pattern = body.transactional_id_pattern if request.version >= PATTERN_FROM else None
     try:
-        matches = TopicPattern(pattern).matches if pattern else None
+        matches = TopicPattern(pattern).matches_in_time if pattern else None
     except HeadraceError as error:
         return _response(error.kafka_code, unknown)
     longer_than_ms = body.duration_filter if request.version >= DURATION_FROM else -1
@@ -45,12 +45,15 @@ def handle(request: Request) -> Message | None:
 
 async def _list(request: Request, unknown: list[str], slices: Iterator[list[ListedTransaction]]) -> Message:
     rows: list[Message] = []
-    for part in slices:
-        rows += [
-            Message(transactional_id=one.transactional_id, producer_id=one.producer_id, transaction_state=one.state)
-            for one in part
-        ]
-        await pause(request.services.clock, 0)
+    try:
+        for part in slices:
+            rows += [
+                Message(transactional_id=one.transactional_id, producer_id=one.producer_id, transaction_state=one.state)
+                for one in part
+            ]
+            await pause(request.services.clock, 0)
+    except InvalidPattern as error:
+        return _response(error.kafka_code, unknown)
     return _response(ErrorCode.NONE, unknown, rows)
 
 
