@@ -124,6 +124,11 @@ def test_says_what_is_kept_elsewhere_or_not_at_all(tmp_path: Path, capfd: pytest
         (["--archive", "ARCHIVE", "--key", "k", "--format", "%z"], 2, "%z is none of"),
         (["--archive", "ARCHIVE/none", "--key", "k"], 1, "has no archive; `headrace pipeline archive --to"),
         (["--archive", "PARQUET", "--key", "k"], 1, "is archived as plain Parquet"),
+        (
+            ["--archive", "ARCHIVE", "--key", "k", "--isolation", "uncommitted"],
+            2,
+            "an archive has only what is committed",
+        ),
     ],
 )
 def test_says_what_is_wrong(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ from confluent_kafka import Producer
 
 import headrace
 from brokers import Broker
+from clients.topics import create_topic
 from headrace import arrow
+from headrace.arrow.read import Bound
 from kafka_protocol.raw import Raw
 from kafka_protocol.session_client import SessionClient
 from proving import proves
+from transactional_producer import Transactions
 
 COMMITTED = [b"plain", b"committed 0", b"committed 1", b"after"]
 _KEPT: list[Producer] = []
@@ -134,3 +139,28 @@ def test_a_session_reads_what_is_committed(broker: Broker, written: str) -> None
     assert [each.first_offset for each in row.aborted_transactions] == [1]
     assert session.fetch({(written, 0): row.last_stable_offset}, isolation_level=1) == {}
     raw.close()
+
+
+@proves("T2")
+@pytest.mark.parametrize("layout", ["partitioned", "shared"])
+def test_arrow_has_what_is_committed_wherever_it_begins(
+    fresh_broker: Callable[..., Broker], layout: str, seed: int
+) -> None:
+    broker = fresh_broker(settings={"log.layout": layout})
+    transactions = Transactions(broker, create_topic(broker, "drawn", 2))
+    transactions.draw(random.Random(seed), 60, 2)
+
+    def read(isolation: str, start: Bound = "earliest", end: Bound = "latest") -> list[dict[str, Any]]:
+        given = {"start": start, "end": end, "columns": ("partition", "offset", "value")}
+        reader = arrow.read(transactions.topic, bootstrap=broker.bootstrap, isolation=isolation, **given)  # type: ignore[arg-type]
+        return list(reader.read_all().to_pylist())
+
+    for isolation, expected in (("committed", transactions.committed), ("uncommitted", transactions.all)):
+        table = read(isolation)
+        assert [(row["partition"], row["value"]) for row in table] == expected
+        of_first = [row for row in table if row["partition"] == 0]
+        last = of_first[-1]["offset"]
+        for first in range(last):
+            until = min(first + 4, last)
+            part = [row for row in of_first if first <= row["offset"] < until]
+            assert read(isolation, {0: first}, {0: until}) == part

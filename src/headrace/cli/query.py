@@ -85,6 +85,8 @@ def query(
         raise click.BadParameter(str(error), param_hint="--format") from None
     wanted = RecordQuery(topic, _key(key, hex_key), _ids(ids), _time(from_time, "--from"), _time(to_time, "--to"))
     if folder is not None:
+        if isolation == "uncommitted":
+            raise click.UsageError("an archive has only what is committed: --isolation uncommitted is for brokers")
         _in_archive(folder, wanted, format_record, order == "newest", limit)
         return
     with connect() as cluster:
