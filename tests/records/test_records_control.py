@@ -50,6 +50,22 @@ def test_a_marker_of_another_broker_bears_no_number() -> None:
     assert read_marker(data, header) == Marker(committed=True, coordinator_epoch=4, number=NO_NUMBER)
 
 
+@pytest.mark.parametrize("headers", [[("b", b"12345678"), ("a", b"1" * 16)], [(NUMBER_HEADER[1:], b"123456789")]])
+def test_a_record_that_is_as_long_as_a_numbered_marker_is_read_as_it_is(headers: list[tuple[str, bytes]]) -> None:
+    record = NOW_MS, struct.pack(">hh", 0, 1), struct.pack(">hi", 0, 4), headers
+    attributes = batch.TRANSACTIONAL | batch.CONTROL
+    data, header = kernel.build_with_header([record], attributes, producer=(7, 3, -1))
+    assert len(data) == len(marker_batch(7, 3, 4, committed=True, number=1, now_ms=NOW_MS)[0])
+    assert read_marker(data, header) == Marker(committed=True, coordinator_epoch=4, number=NO_NUMBER)
+
+
+def test_a_number_below_none_is_none() -> None:
+    header = NUMBER_HEADER, struct.pack(">q", -7)
+    record = NOW_MS, struct.pack(">hh", 0, 0), struct.pack(">hi", 0, 4), (header,)
+    data, found = kernel.build_with_header([record], batch.TRANSACTIONAL | batch.CONTROL, producer=(7, 3, -1))
+    assert read_marker(data, found) == Marker(committed=False, coordinator_epoch=4, number=NO_NUMBER)
+
+
 def test_what_a_later_version_adds_behind_is_left_out() -> None:
     data, header = control_batch(struct.pack(">hhi", 1, 0, 99), struct.pack(">hiq", 1, 4, 99))
     assert read_marker(data, header) == Marker(committed=False, coordinator_epoch=4, number=NO_NUMBER)

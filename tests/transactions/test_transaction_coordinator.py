@@ -12,6 +12,7 @@ from headrace.transactions.descriptions import LISTED_PER_TURN, ListFilter
 from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import AddRequest, EndReply, InitReply, MarkerRequest
 from headrace.transactions.records import encode, encode_key
+from headrace.transactions.shard import RECENT_MAX
 from headrace.transactions.transaction import LAST_EPOCH, Transaction
 from proving import proves
 from transactions.scene import EVERYTHING, ID, PLACES, TIMEOUT_MS, Scene, Waiter
@@ -139,6 +140,52 @@ def test_a_request_waits_a_little_for_the_end_that_is_under_way(scene: Scene) ->
     assert adding.reply == OK
     assert opening.reply == InitReply(OK, 1000, 3), "the transaction that was begun meanwhile is aborted first"
     assert [marker.committed for marker in scene.written] == [True, False]
+
+
+def test_one_record_ends_a_transaction_and_begins_the_next_that_waits(scene: Scene) -> None:
+    scene.markers_held = True
+    first = scene.end(scene.begun()).reply
+    adding, records = scene.add(first), len(scene.log[0])
+    scene.held = True
+    scene.write_markers()
+    assert not adding.answered, "the log does not have it yet"
+    assert scene.state() == "PrepareCommit"
+    scene.acknowledge()
+    assert adding.reply == OK
+    assert scene.state() == "Ongoing"
+    assert len(scene.log[0]) == records + 1
+    scene.held = False
+    assert scene.take_over().describe(ID).partitions == tuple(sorted(PLACES))
+    assert scene.end(first).reply == EndReply(OK, 1000, 2)
+
+
+def test_a_transaction_ends_though_what_waits_behind_it_cannot_be_stored(scene: Scene) -> None:
+    scene.markers_held = True
+    first = scene.end(scene.begun()).reply
+    adding = scene.add(first)
+    scene.held = True
+    scene.write_markers()
+    scene.acknowledge(ErrorCode.MESSAGE_TOO_LARGE)
+    assert adding.reply == ErrorCode.POLICY_VIOLATION
+    again = scene.add(first)
+    assert scene.state() == "PrepareCommit"
+    scene.advance(PAUSE_SECONDS + 0.01)
+    assert again.reply == ErrorCode.CONCURRENT_TRANSACTIONS
+    scene.add(first)
+    scene.acknowledge()
+    assert scene.state() == "Ongoing"
+    assert len(scene.written) == 1
+
+
+def test_more_transactional_ids_than_are_remembered_go_on_where_they_were(scene: Scene) -> None:
+    names = [f"pay-{number}" for number in range(RECENT_MAX + 20)]
+    producers = {name: scene.end(scene.begun(name), name).reply for name in names}
+    for _ in range(2):
+        for name, producer in producers.items():
+            assert scene.add(producer, name=name).reply == OK
+            producers[name] = scene.end(producer, name).reply
+    assert {producer.epoch for producer in producers.values()} == {3}
+    assert {marker.number for marker in scene.written} == {0, 1, 2}
 
 
 def test_who_waited_long_enough_is_told_to_try_again(scene: Scene) -> None:

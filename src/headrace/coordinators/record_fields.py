@@ -8,11 +8,15 @@ content of each. Every length is checked against what is there.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 from headrace.errors import CorruptBatch
 
 Record = tuple[bytes, bytes | None]
 """Key and value; without a value it removes its key."""
+
+
+_SINGLE: Final = tuple(bytes([value]) for value in range(0x80))
 
 
 def string(text: str | None) -> bytes:
@@ -24,6 +28,8 @@ def string(text: str | None) -> bytes:
 
 def uvarint(value: int) -> bytes:
     """Seven bits to a byte, the lowest first, as the wire's compact types have them."""
+    if value <= 0x7F:
+        return _SINGLE[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

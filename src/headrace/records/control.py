@@ -20,7 +20,7 @@ import struct
 from typing import Final, NamedTuple
 
 from headrace.records import kernel
-from headrace.records.batch import CONTROL, TRANSACTIONAL, BatchHeader, View
+from headrace.records.batch import CODEC_MASK, CONTROL, HEADER_BYTES, TRANSACTIONAL, BatchHeader, View
 
 ABORT: Final = 0
 COMMIT: Final = 1
@@ -32,6 +32,13 @@ VERSION: Final = 0
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _NUMBER = struct.Struct(">q")
+_NUMBERED = struct.Struct(">5shhchi23sq")
+"""The one record of a marker as `marker_batch` lays it out, with a number."""
+_RECORD_HEAD: Final = b"\x5c\x00\x00\x00\x08"
+"""46 bytes follow; attributes, no more milliseconds and offsets than the batch's own, a key of 4 bytes."""
+_VALUE_HEAD: Final = b"\x0c"
+_NUMBER_HEAD: Final = b"\x02\x28" + NUMBER_HEADER.encode() + b"\x10"
+_NUMBERED_BYTES: Final = HEADER_BYTES + _NUMBERED.size
 
 
 class Marker(NamedTuple):
@@ -64,16 +71,30 @@ def read_marker(batch: View, header: BatchHeader) -> Marker | None:
     """What a whole batch says, if it is a marker. CorruptBatch if its bytes are no record."""
     if not header.is_control or header.record_count != 1:
         return None
+    if len(batch) == _NUMBERED_BYTES and not header.attributes & CODEC_MASK:
+        fields = _NUMBERED.unpack_from(batch, HEADER_BYTES)
+        record_head, key_version, kind, value_head, value_version, coordinator_epoch, number_head, number = fields
+        if (record_head, value_head, number_head) == (_RECORD_HEAD, _VALUE_HEAD, _NUMBER_HEAD):
+            return _marker(key_version, kind, value_version, coordinator_epoch, number)
+    return _read_record(batch)
+
+
+def _read_record(batch: View) -> Marker | None:
+    """Of a marker however it is laid out, by Kafka or by whoever packed it."""
     (record,) = kernel.records(batch)
     key, value = record.key, record.value
     if key is None or value is None or len(key) < _KEY.size or len(value) < _VALUE.size:
         return None
     key_version, kind = _KEY.unpack_from(key)
     value_version, coordinator_epoch = _VALUE.unpack_from(value)
-    if key_version < 0 or value_version < 0 or kind not in (ABORT, COMMIT):
-        return None
     number = NO_NUMBER
     for name, content in record.headers:
         if name == NUMBER_HEADER and content is not None and len(content) == _NUMBER.size:
-            number = max(NO_NUMBER, _NUMBER.unpack(content)[0])
-    return Marker(kind == COMMIT, coordinator_epoch, number)
+            number = _NUMBER.unpack(content)[0]
+    return _marker(key_version, kind, value_version, coordinator_epoch, number)
+
+
+def _marker(key_version: int, kind: int, value_version: int, coordinator_epoch: int, number: int) -> Marker | None:
+    if key_version < 0 or value_version < 0 or kind not in (ABORT, COMMIT):
+        return None
+    return Marker(kind == COMMIT, coordinator_epoch, max(NO_NUMBER, number))

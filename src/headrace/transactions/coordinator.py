@@ -100,6 +100,8 @@ class TransactionCoordinator:
         self._shards: dict[int, Shard] = {}
         self._beginning = 0
         """Transactions whose first record is on its way."""
+        self._ongoing = 0
+        """Open ones that are not decided, in the partitions that are loaded."""
         self._closed = False
         self._schedule_expiry()
 
@@ -118,6 +120,7 @@ class TransactionCoordinator:
         if shard is None:
             return
         shard.gone = True
+        self._ongoing -= shard.states[State.ONGOING]
         for entry in list(shard.live.values()):
             self._alarms.keep(entry, NEVER, _nothing)
             self._dismiss(entry, NEVER, ErrorCode.NOT_COORDINATOR)
@@ -132,7 +135,9 @@ class TransactionCoordinator:
             self.resign(partition)
 
     def _open(self, shard: Shard) -> None:
-        self._go_on_some(shard, shard.open())
+        names = shard.open()
+        self._ongoing += shard.states[State.ONGOING]
+        self._go_on_some(shard, names)
 
     def _go_on_some(self, shard: Shard, names: list[str]) -> None:
         """A slice of what is open in this turn, the rest in later ones: the loop is not held up."""
@@ -275,10 +280,11 @@ class TransactionCoordinator:
 
         self._draw_producer_id(done)
 
-    def _add_waiting(self, entry: Entry) -> None:
-        """All partitions that wait to be added go into one record."""
+    def _add_waiting(self, entry: Entry, kept: Transaction | None, then: Callable[[int], None] | None = None) -> None:
+        """All partitions that wait to be added go into one record; so does the end of the transaction before, if that
+        is what `kept` says and the log does not have it yet: `then` hears whether it has."""
         adding, entry.adding = entry.adding, []
-        kept, now_ms = entry.kept, self._wall.latest_ms()
+        now_ms = self._wall.latest_ms()
         waiting: list[AddDone] = []
         answers: list[tuple[AddDone, int]] = []
         for until, request, reply in adding:
@@ -297,6 +303,8 @@ class TransactionCoordinator:
         def stored(code: int) -> None:
             for reply in waiting:
                 reply(code)
+            if then is not None:
+                then(code)
 
         if kept is not None and kept is not entry.kept:
             self._store(entry, kept, stored)
@@ -324,13 +332,15 @@ class TransactionCoordinator:
                 if before is not None:
                     shard.states[before.state] -= 1
                 shard.states[kept.state] += 1
-                entry.kept = kept
+                self._ongoing += (kept.state is State.ONGOING) - (before is not None and before.state is State.ONGOING)
+                entry.kept, entry.value = kept, value
                 if begins:
                     self._set_deadline(entry, kept, kept.timeout_ms)
             then(FAULTS.get(code, code))
             self._go_on(entry)
 
-        self._append(shard, [(encode_key(entry.transactional_id), encode(kept))], stored)
+        value = encode(kept)
+        self._append(shard, [(encode_key(entry.transactional_id), value)], stored)
 
     def _append(self, shard: Shard, records: list[Record], done: AppendDone) -> None:
         """A shard that was dropped has no say any more: who loads it from the log must not miss anything."""
@@ -354,7 +364,7 @@ class TransactionCoordinator:
         else:
             entry.marking = False
         if entry.adding and not entry.busy:
-            self._add_waiting(entry)
+            self._add_waiting(entry, kept)
         if entry.held and not entry.busy and (kept is None or kept.state not in PREPARED):
             held, entry.held = entry.held, []
             entry.waking += 1
@@ -370,10 +380,8 @@ class TransactionCoordinator:
         if not entry.at_rest or (kept is not None and kept.state in OPEN):
             return
         if shard.live.get(entry.transactional_id) is entry:
-            del shard.live[entry.transactional_id]
+            shard.rest(entry)
             self._alarms.keep(entry, NEVER, _nothing)
-            if kept is not None:
-                shard.idle[entry.transactional_id] = encode(kept)
 
     # Markers
 
@@ -398,18 +406,23 @@ class TransactionCoordinator:
             lambda: self._complete(entry, kept),
         )
 
-    def _complete(self, entry: Entry, kept: Transaction) -> None:
-        """Every partition has its marker. Tried until the log has it, or another broker leads."""
+    def _complete(self, entry: Entry, kept: Transaction, *, alone: bool = False) -> None:
+        """Every partition has its marker. Tried until the log has it, or another broker leads. Where the next
+        transaction waits to begin, one record says both; after a failure, which may be the fault of what was to be
+        added, this goes `alone`."""
         if entry.shard.gone or entry.kept is not kept or entry.busy:
             return
 
         def stored(code: int) -> None:
             if code != ErrorCode.NONE and not entry.shard.gone:
-                self._alarms.keep(
-                    (entry, kept), self._clock.now() + PAUSE_SECONDS, partial(self._complete, entry, kept)
-                )
+                again = partial(self._complete, entry, kept, alone=True)
+                self._alarms.keep((entry, kept), self._clock.now() + PAUSE_SECONDS, again)
 
-        self._store(entry, table.complete(kept, self._wall.latest_ms()), stored)
+        completed = table.complete(kept, self._wall.latest_ms())
+        if alone:
+            self._store(entry, completed, stored)
+        else:
+            self._add_waiting(entry, completed, stored)
 
     # Waits and timeouts
 
@@ -556,7 +569,7 @@ class TransactionCoordinator:
         yield metrics.Sample(metrics.TWO_PHASE_AGE_SECONDS, (), self.oldest_two_phase_ms() / 1000)
 
     def _open_count(self) -> int:
-        return self._beginning + sum(shard.states[State.ONGOING] for shard in self._open_shards())
+        return self._beginning + self._ongoing
 
     # Where it is
 

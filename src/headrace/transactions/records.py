@@ -42,6 +42,12 @@ _NEXT_EPOCH_TAG: Final = 10_002
 _OWNER_TAG: Final = 10_003
 _ROOM_TAG: Final = 10_004
 
+
+def _head(tag: int, size_bytes: int) -> bytes:
+    """Of a field with a tag."""
+    return uvarint(tag) + uvarint(size_bytes)
+
+
 ROOM_FROM_BYTES: Final = 1000
 """Of partitions. An open transaction that has more is written with room, so that the value which ends it is never the
 longer one: a record that the log takes must not be followed by one that is too large for it, ever again."""
@@ -78,6 +84,12 @@ IDLE_HEAD: Final = struct.Struct(">hqhibBqq")
 
 
 _STATE_AT: Final = 16
+_PREVIOUS_ID_HEAD: Final = _head(_PREVIOUS_ID_TAG, _INT64.size)
+_NEXT_ID_HEAD: Final = _head(_NEXT_ID_TAG, _INT64.size)
+_VERSION_HEAD: Final = _head(_VERSION_TAG, _INT16.size)
+_NUMBER_HEAD: Final = _head(_NUMBER_TAG, _INT64.size)
+_LAST_EPOCH_HEAD: Final = _head(_LAST_EPOCH_TAG, _INT16.size)
+_NEXT_EPOCH_HEAD: Final = _head(_NEXT_EPOCH_TAG, _INT16.size)
 _TWO_BYTES: Final = (1 << 14) - 1
 """The most that a varint of two bytes holds."""
 _VERSION_BYTES: Final = _INT16.pack(_VERSION)
@@ -171,25 +183,25 @@ def _encode_partitions(kept: Transaction) -> bytes:
 
 
 def _encode_tagged(kept: Transaction, *, with_room: bool) -> bytes:
-    fields: list[tuple[int, bytes]] = []
+    fields: list[bytes] = []
     if kept.previous_producer_id != NO_PRODUCER_ID:
-        fields.append((_PREVIOUS_ID_TAG, _INT64.pack(kept.previous_producer_id)))
+        fields.append(_PREVIOUS_ID_HEAD + _INT64.pack(kept.previous_producer_id))
     if kept.next_producer_id != NO_PRODUCER_ID:
-        fields.append((_NEXT_ID_TAG, _INT64.pack(kept.next_producer_id)))
+        fields.append(_NEXT_ID_HEAD + _INT64.pack(kept.next_producer_id))
     if kept.transaction_version:
-        fields.append((_VERSION_TAG, _INT16.pack(kept.transaction_version)))
+        fields.append(_VERSION_HEAD + _INT16.pack(kept.transaction_version))
     if kept.number != NO_NUMBER:
-        fields.append((_NUMBER_TAG, _INT64.pack(kept.number)))
+        fields.append(_NUMBER_HEAD + _INT64.pack(kept.number))
     if kept.last_epoch != NO_EPOCH:
-        fields.append((_LAST_EPOCH_TAG, _INT16.pack(kept.last_epoch)))
+        fields.append(_LAST_EPOCH_HEAD + _INT16.pack(kept.last_epoch))
     if kept.next_epoch != NO_EPOCH:
-        fields.append((_NEXT_EPOCH_TAG, _INT16.pack(kept.next_epoch)))
+        fields.append(_NEXT_EPOCH_HEAD + _INT16.pack(kept.next_epoch))
     if kept.owner.client_id or kept.owner.host:
-        fields.append((_OWNER_TAG, compact_string(kept.owner.client_id) + compact_string(kept.owner.host)))
+        owner = compact_string(kept.owner.client_id) + compact_string(kept.owner.host)
+        fields.append(_head(_OWNER_TAG, len(owner)) + owner)
     if with_room:
-        fields.append((_ROOM_TAG, _ROOM))
-    tagged = b"".join(uvarint(tag) + uvarint(len(content)) + content for tag, content in fields)
-    return uvarint(len(fields)) + tagged
+        fields.append(_head(_ROOM_TAG, len(_ROOM)) + _ROOM)
+    return uvarint(len(fields)) + b"".join(fields)
 
 
 def decode(value: bytes) -> Transaction:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from headrace.coordinators.alarms import NEVER
 from headrace.coordinators.record_fields import Record
@@ -26,18 +27,35 @@ from headrace.transactions.records import (
 from headrace.transactions.transaction import OPEN, State, Transaction
 
 AddDone = Callable[[int], None]
+RECENT_MAX: Final = 100
+"""Transactional ids of a partition that were used last, and are not read from their values again."""
 
 
 class Entry:
     """A transactional id that is being asked for something, or has an open transaction."""
 
-    __slots__ = ("adding", "busy", "deadline", "held", "kept", "marking", "shard", "transactional_id", "waking")
+    __slots__ = (
+        "adding",
+        "busy",
+        "deadline",
+        "held",
+        "kept",
+        "marking",
+        "shard",
+        "transactional_id",
+        "value",
+        "waking",
+    )
 
-    def __init__(self, shard: Shard, transactional_id: str, kept: Transaction | None) -> None:
+    def __init__(
+        self, shard: Shard, transactional_id: str, kept: Transaction | None = None, value: bytes | None = None
+    ) -> None:
         self.shard = shard
         self.transactional_id = transactional_id
         self.kept = kept
         """As the log has it below the watermark; None for one that is not there yet."""
+        self.value = value
+        """The same as it is in the log."""
         self.busy = False
         """A change is on its way to the log, or a producer id is being drawn for one."""
         self.marking = False
@@ -68,6 +86,8 @@ class Shard:
         self.idle: dict[str, bytes] = {}
         """Without an open transaction: the values of their records."""
         self.live: dict[str, Entry] = {}
+        self._recent: dict[str, Transaction] = {}
+        """What the values of some idle ones say, the latest last."""
         self.buried: set[str] = set()
         """Idle ones whose tombstones are on their way."""
         self.states: Counter[State] = Counter()
@@ -121,12 +141,23 @@ class Shard:
         if entry is None:
             value = self.idle.pop(transactional_id, None)
             if value is not None:
-                entry = self.live[transactional_id] = Entry(self, transactional_id, decode(value))
+                kept = self._recent.pop(transactional_id, None) or decode(value)
+                entry = self.live[transactional_id] = Entry(self, transactional_id, kept, value)
         return entry
 
     def create(self, transactional_id: str) -> Entry:
-        entry = self.live[transactional_id] = Entry(self, transactional_id, None)
+        entry = self.live[transactional_id] = Entry(self, transactional_id)
         return entry
+
+    def rest(self, entry: Entry) -> None:
+        """Keep of it what its record has."""
+        name = entry.transactional_id
+        del self.live[name]
+        if entry.kept is not None and entry.value is not None:
+            self.idle[name] = entry.value
+            self._recent[name] = entry.kept
+            if len(self._recent) > RECENT_MAX:
+                del self._recent[next(iter(self._recent))]
 
     def peek(self, transactional_id: str) -> Transaction | None:
         """What is kept of it."""
@@ -151,6 +182,7 @@ class Shard:
     def forget(self, names: Iterable[str]) -> None:
         """They are gone from the log."""
         for name in names:
+            self._recent.pop(name, None)
             value = self.idle.pop(name, None)
             head = None if value is None else idle_head(value)
             if head is not None:

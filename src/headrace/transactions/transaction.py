@@ -46,6 +46,7 @@ NO_TIME_MS: Final = -1
 
 
 class State(Enum):
+    __hash__ = object.__hash__  # that of Enum is a call, and every event asks for several
     EMPTY = "Empty"
     ONGOING = "Ongoing"
     PREPARE_COMMIT = "PrepareCommit"
@@ -58,6 +59,7 @@ class State(Enum):
 class Cause(Enum):
     """Why a transactional id changes its state."""
 
+    __hash__ = object.__hash__
     OPENED = "a producer asked for its id and epoch"
     KEPT = "a producer came back for its two-phase transaction"
     ADDED = "a partition was added"

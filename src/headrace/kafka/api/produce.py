@@ -198,6 +198,17 @@ class PendingProduce:
             connection.block()
             first_writes.when_room(connection.unblock)
 
+    def hold_lone(self, topic: wire.RequestTopic, partition: Partition) -> None:
+        """The one batch of the request is the first of its transaction there: an append has looked at all of it."""
+        name, topic_id, ((index, records),) = topic
+        rows: list[Row] = []
+        self._topics.append((name, topic_id, rows))
+        assert records is not None
+        try:
+            self._hold(partition, records, rows, index)
+        except HeadraceError as refused:
+            rows.append(_refusal(index, partition.start_offset, refused))
+
     def _verified(self, key: tuple[int, int], batch: bytearray, error: HeadraceError | None) -> None:
         partition, rows, at = self._held.pop(key)
         services = self._connection.services
@@ -388,13 +399,15 @@ def handle(
     transactional_id, acks, timeout_ms, topics = wire.decode(version, data, body, end)
     services = connection.services
     # One batch for one partition is what most producers send, so it has a path without an object per request.
-    alone = transactional_id is None or not services.first_writes.waiting
+    alone, opens = transactional_id is None or not services.first_writes.waiting, False
     if len(topics) == 1 and len(topics[0][2]) == 1 and alone and (acks in (1, -1)):
         partition = _find_lone(services, topics[0])
         records = topics[0][2][0][1]
         if partition is not None and records is not None and not _recompressed(services, partition, records):
             try:
                 appended = partition.append(records, acks)
+            except TransactionUnverified:
+                opens = transactional_id is not None
             except HeadraceError:
                 pass  # the general path words the error
             else:
@@ -408,6 +421,8 @@ def handle(
     pending = PendingProduce(connection, response, version, correlation_id, acks, timeout_ms, transactional_id)
     if acks not in (1, -1, 0):
         pending.refuse_all(topics, ErrorCode.INVALID_REQUIRED_ACKS, f"acks={acks} is not 0, 1 or -1")
+    elif opens and partition is not None:
+        pending.hold_lone(topics[0], partition)
     else:
         for name, topic_id, parts in topics:
             pending.add_topic(name, topic_id, parts)
