@@ -12,6 +12,7 @@ from headrace.errors import (
     NotEnoughReplicas,
     NotLeader,
     OutOfOrderSequence,
+    StorageFailed,
     TransactionCoordinatorFenced,
     TransactionUnverified,
 )
@@ -22,6 +23,7 @@ from headrace.records import kernel
 from headrace.records.batch import TRANSACTIONAL, batches
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
+from headrace.storage.producers import ProducerTable, UnreadableProducers
 from partitions.committed_reader import consumed
 from partitions.led import BROKER, Led, Outcome, Reader
 from proving import proves
@@ -245,6 +247,23 @@ def test_a_late_marker_never_ends_a_later_transaction(one: Transactional) -> Non
     assert one.read() == [b"v"]
     assert one.mark(number=0, committed=False)[0] > first[0], "it is answered with a marker behind it"
     assert one.read() == [b"v"]
+
+
+@proves("T2", "J10")
+@pytest.mark.parametrize("error", [UnreadableProducers("damaged", 7), StorageFailed("EIO")])
+def test_who_asks_whether_a_transaction_is_open_finds_the_damage_of_the_log_too(
+    one: Transactional, monkeypatch: pytest.MonkeyPatch, error: HeadraceError
+) -> None:
+    """Offsets in a transaction ask before anything is appended: nobody else might find it."""
+    partition = one.partition
+
+    def fails(_table: ProducerTable) -> None:
+        raise error
+
+    monkeypatch.setattr(ProducerTable, "load", fails)
+    with pytest.raises(StorageFailed):
+        partition.has_open_transaction(7, 0)
+    assert one.led.partitions.damaged == ({partition: 7} if isinstance(error, UnreadableProducers) else {})
 
 
 @proves("T2")

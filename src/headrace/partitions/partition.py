@@ -241,8 +241,10 @@ class Partition:
         self._verifications.used(producer_id)
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether this epoch of the producer has written to a transaction that has no marker here."""
-        self.log.producers.load()
+        """Whether this epoch of the producer has written to a transaction that has no marker here. StorageFailed where
+        the log cannot tell now."""
+        if not self.log.producers.loaded:
+            self._read_producers()
         state = self.log.producers.states.get(producer_id)
         return state is not None and state.txn_start >= 0 and state.epoch == producer_epoch
 
@@ -327,17 +329,20 @@ class Partition:
         return settings.codec >= 0 and codec is not None and codec != settings.codec
 
     def _load_producers(self, header: BatchHeader) -> None:
-        """An append needs what the log says of its producers, which may be long or damaged."""
-        producers = self.log.producers
+        """An append needs what the log says of its producers."""
         try:
-            producers.load()
+            self._read_producers()
+        except StorageFailed:
+            self.log.producers.refused(header)
+            raise
+
+    def _read_producers(self) -> None:
+        """What the log says of its producers may be long, or damaged."""
+        try:
+            self.log.producers.load()
         except UnreadableProducers as error:
             self._unreadable_producers(error)
-            producers.refused(header)
             raise StorageFailed(f"{self.topic_partition}: {error}") from None
-        except StorageFailed:
-            producers.refused(header)
-            raise
 
     def _unreadable_producers(self, error: UnreadableProducers) -> None:
         """Not the producer's batch is damaged: another must lead. If there is none, what is whole has to do."""

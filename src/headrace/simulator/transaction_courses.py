@@ -71,7 +71,10 @@ class TransactionSight:
         for where in transaction.sent:
             leader = harm.leader_of(where)
             partition = None if leader is None else leader.leading(where)
-            if partition is not None and partition.has_open_transaction(transaction.producer_id, transaction.epoch):
+            # Who looks must change nothing: what the log says of its producers is read when a broker needs it.
+            if partition is None or not partition.log.producers.loaded:
+                continue
+            if partition.has_open_transaction(transaction.producer_id, transaction.epoch):
                 found.append(where)
         return found
 

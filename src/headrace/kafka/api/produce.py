@@ -23,6 +23,7 @@ from headrace.errors import (
     NotLeader,
     OutOfOrderSequence,
     RequestTimedOut,
+    StorageFailed,
     TransactionAbortable,
     TransactionUnverified,
 )
@@ -180,7 +181,11 @@ class PendingProduce:
             return False
         if (partition, header.producer_id, header.producer_epoch) in services.first_writes.waiting:
             return True
-        return not partition.has_open_transaction(header.producer_id, header.producer_epoch)
+        try:
+            return not partition.has_open_transaction(header.producer_id, header.producer_epoch)
+        except StorageFailed:
+            partition.refuse(records)
+            raise
 
     def _hold(self, partition: Partition, records: memoryview, rows: list[Row], index: int) -> None:
         """Its row waits until the batch may be appended."""
