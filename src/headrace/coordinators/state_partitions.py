@@ -98,6 +98,11 @@ class Loading(Protocol):
         greater than that of what it wrote."""
         ...
 
+    def lost(self) -> None:
+        """Here records are gone that were below the watermark: what was replayed up to here may not be the last of
+        it."""
+        ...
+
     def ready(self) -> None:
         """Everything below the high watermark was replayed: answer requests."""
         ...
@@ -183,6 +188,12 @@ class StatePartitions:
         self._partitions.unable.discard(partition)
         self._coordinator.drop_topics(self._image().deleted.keys())
 
+    def lost_from(self, partition: Partition) -> int | None:
+        """The offset from which on the last election outside the in-sync set has cost records."""
+        where = partition.topic_partition
+        state = self._image().partition(where.topic, where.partition)
+        return None if state is None or state.lost is None else state.lost.start
+
     def unable(self, partition: Partition) -> None:
         """It could not be loaded for a long time, for no reason that lies in its log."""
         if partition.leading:
@@ -213,6 +224,8 @@ class _Load:
         transactions come as soon as the partition is led, and none that has passed the watermark may be missed."""
         self._offset = partition.log.start_offset
         """Everything below it was seen: replayed, or not there."""
+        self._elected_from = owner.lost_from(partition)
+        """Where an election has cost records, until that is passed."""
         self._losing_from: int | None = None
         """The place from which on an accepted loss is passed over, until something can be read again."""
         self._pause_seconds = PAUSE_LEAST_SECONDS
@@ -293,7 +306,7 @@ class _Load:
             for header, view in batches(data):
                 if header.next_offset > self._offset and header.base_offset < self._end:
                     check(view)
-                    self._end_loss(header.base_offset)
+                    self._pass_losses(header.base_offset)
                     self._replay(header, view)
                     self._offset = header.next_offset
         if self._offset == before:
@@ -306,7 +319,7 @@ class _Load:
         following = next(iter(self.partition.log.headers(self._offset)), None)
         if following is not None and following[0].base_offset < self._end:
             raise StorageFailed(f"{self._where}: nothing was read at offset {self._offset}, but there is a batch")
-        self._end_loss(self._end)
+        self._pass_losses(self._end)
         self._offset = self._end
 
     def _replay(self, header: BatchHeader, view: memoryview) -> None:
@@ -322,7 +335,7 @@ class _Load:
             ) from None
 
     def _open(self) -> None:
-        self._end_loss(self._end)
+        self._pass_losses(self._end)
         self._done, self.reading, self.fault = True, False, None
         self._loading.ready()
         self._owner.loaded(self.partition)
@@ -376,10 +389,15 @@ class _Load:
         self._offset += 1
         self._clock.call_soon(self._read)
 
-    def _end_loss(self, offset: int) -> None:
+    def _pass_losses(self, offset: int) -> None:
+        """The next record that can be read is at this offset, or the log ends there."""
         if self._losing_from is not None:
             log.error("%s: offsets %d to %d are lost, as was accepted", self._where, self._losing_from, offset - 1)
             self._losing_from = None
+            self._loading.lost()
+        if self._elected_from is not None and offset >= self._elected_from:
+            self._elected_from = None
+            self._loading.lost()
 
     @property
     def _where(self) -> TopicPartition:

@@ -140,6 +140,9 @@ class ShardLoad:
         if self.wanted:
             self._shard.offsets.end_transaction(producer.producer_id, committed=committed)
 
+    def lost(self) -> None:
+        """What is left of groups and their offsets counts."""
+
     def ready(self) -> None:
         """Everything below the high watermark was replayed: answer requests."""
         if self.wanted:

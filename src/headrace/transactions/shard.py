@@ -24,7 +24,7 @@ from headrace.transactions.records import (
     is_whole,
     state_number,
 )
-from headrace.transactions.transaction import OPEN, State, Transaction
+from headrace.transactions.transaction import OPEN, State, Transaction, doubt
 
 AddDone = Callable[[int], None]
 RECENT_MAX: Final = 100
@@ -93,6 +93,8 @@ class Shard:
         self.states: Counter[State] = Counter()
         """How many are in each state."""
         self._open: dict[str, None] = {}
+        self._doubted: set[str] = set()
+        """Those of which later records may be lost."""
         self._counts = [0] * len(STATES)
 
     def __len__(self) -> int:
@@ -116,7 +118,12 @@ class Shard:
                 self._open.pop(transactional_id, None)
             self._put(transactional_id, value)
 
+    def lost(self) -> None:
+        """What was replayed up to here may not be the last of it."""
+        self._doubted.update(self.idle)
+
     def _put(self, transactional_id: str, value: bytes | None) -> None:
+        self._doubted.discard(transactional_id)
         before = self.idle.get(transactional_id)
         if before is not None:
             self._counts[state_number(before)] -= 1
@@ -129,6 +136,9 @@ class Shard:
     def open(self) -> list[str]:
         """The end of the log is reached: answers the ids that have an open transaction, or one that has not ended in
         every partition."""
+        for name in self._doubted:
+            self.idle[name] = encode(doubt(decode(self.idle[name])))
+        self._doubted.clear()
         found = list(self._open)
         self._open.clear()
         self.states.update(dict(zip(STATES, self._counts, strict=True)))
@@ -211,6 +221,11 @@ class ShardLoad:
 
     def replay_marker(self, producer: ProducerEpoch, *, committed: bool) -> None:
         """Nobody writes to this topic in a transaction."""
+
+    def lost(self) -> None:
+        """Records are gone here: identities may have been handed out of which nothing is left."""
+        if self.wanted:
+            self._shard.lost()
 
     def ready(self) -> None:
         """Everything below the high watermark was replayed: answer requests."""

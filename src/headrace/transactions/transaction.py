@@ -39,6 +39,8 @@ from headrace.transactions.messages import (
 
 LAST_EPOCH: Final = 32_766
 """The last that a producer gets."""
+FENCED_EPOCH: Final = LAST_EPOCH + 1
+"""That nobody has."""
 NO_TIMEOUT_MS: Final = (1 << 31) - 1
 """As Kafka keeps it for two-phase transactions."""
 NO_NUMBER: Final = -1
@@ -249,7 +251,7 @@ def _fence(kept: Transaction, now_ms: int, *, is_repeatable: bool = False) -> Tr
     if is_repeatable:
         changes.update(previous_producer_id=kept.client.producer_id, last_epoch=kept.client.epoch)
     if kept.is_kept:
-        changes["next_epoch"] = kept.next_epoch + 1
+        changes["next_epoch"] = min(kept.next_epoch + 1, FENCED_EPOCH)
     return _move(kept, Cause.FENCED, now_ms, **changes)
 
 
@@ -367,6 +369,16 @@ def end_reply(kept: Transaction, request: EndRequest) -> EndReply:
 def time_out(kept: Transaction, now_ms: int) -> Transaction | None:
     """None when no transaction is open that a timeout ends. Whoever calls has seen that the time is over."""
     return _fence(kept, now_ms) if kept.state is State.ONGOING and not kept.two_phase else None
+
+
+def doubt(kept: Transaction) -> Transaction:
+    """What came after it in the log may be lost, and with that who was let in since. An epoch that is handed out twice
+    would be taken for the first one by partitions that have a transaction of it open: its records would be acknowledged
+    there, and never committed. So nobody has this identity any more, and the next producer gets a new id. What is open
+    ends as the log has it."""
+    if kept.state in OPEN:
+        return replace(kept, next_producer_id=kept.client.producer_id, next_epoch=FENCED_EPOCH, last_epoch=NO_EPOCH)
+    return replace(kept, epoch=FENCED_EPOCH, last_epoch=NO_EPOCH)
 
 
 def complete(kept: Transaction, now_ms: int) -> Transaction:
