@@ -267,6 +267,39 @@ def test_who_asks_whether_a_transaction_is_open_finds_the_damage_of_the_log_too(
 
 
 @proves("T2")
+def test_a_first_write_that_the_log_does_not_take_is_verified_all_the_same(
+    one: Transactional, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came behind it would be told that the transaction has ended."""
+
+    def fails(*_: object) -> int:
+        raise StorageFailed("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(one.partition.log), "append", fails)
+        with pytest.raises(StorageFailed):
+            one.write()
+    with pytest.raises(OutOfOrderSequence, match="but 0 was refused"):
+        one.partition.append(batch(b"behind", 7, 0, 1), -1)
+    one.write(verify=False)
+    one.mark()
+    assert one.read() == [b"v"]
+
+
+@proves("T2")
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_whose_marker_is_lost_does_not_end_with_the_next_one(one: Transactional, committed: bool) -> None:
+    """After an election that has cost records. Its producer's next epoch is let in only when it has ended."""
+    one.write(value=b"left open")
+    one.write(epoch=1, value=b"next")
+    assert one.partition.last_stable_offset == 2
+    one.write(epoch=1, value=b"more", verify=False)
+    one.mark(epoch=2, committed=committed, number=1, version=2)
+    assert one.partition.last_stable_offset == one.partition.high_watermark == 5
+    assert one.read() == ([b"next", b"more"] if committed else [])
+
+
+@proves("T2")
 def test_a_coordinator_that_counts_again_from_below_ends_its_transactions_all_the_same(one: Transactional) -> None:
     """It has lost the end of its log, and with that how many transactions there were."""
     one.write(value=b"before")

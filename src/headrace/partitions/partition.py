@@ -202,6 +202,7 @@ class Partition:
             check_records(self.topic_partition, header, records, settings, self.wall_ms())
         if not log.producers.loaded:
             self._load_producers(header)
+        opens = False
         if header.producer_id >= 0:
             if log.producers.left_out:
                 self._check_producers_whole(header)
@@ -209,7 +210,9 @@ class Partition:
             if duplicate_at is not None:
                 return duplicate_at, duplicate_at + header.record_count, -1
             if header.attributes & TRANSACTIONAL:
-                self._check_transaction(header)
+                opens = self._check_transaction(header)
+                if opens and own is None:
+                    self._end_unmarked(header, core.epoch)
         append_time_ms = -1
         if settings.append_time:
             append_time_ms = self.wall_ms()
@@ -220,6 +223,8 @@ class Partition:
         except HeadraceError:
             log.producers.refused(header)
             raise
+        if opens:
+            self._verifications.used(header.producer_id)
         traffic = self.traffic
         traffic.batches_in += 1
         traffic.records_in += header.record_count
@@ -228,17 +233,38 @@ class Partition:
 
     # Transactions.
 
-    def _check_transaction(self, header: BatchHeader) -> None:
-        """The batch belongs to a transaction that is open here, or its coordinator has said that it is going on."""
+    def _check_transaction(self, header: BatchHeader) -> bool:
+        """The batch belongs to a transaction that is open here, or its coordinator has said that it is going on. True:
+        it is the first of its transaction."""
         producer_id, epoch = header.producer_id, header.producer_epoch
         if self.has_open_transaction(producer_id, epoch):
-            return
+            return False
         if not self._verifications.is_verified(producer_id, epoch):
             self.log.producers.refused(header)
             raise TransactionUnverified(
                 f"{self.topic_partition}: producer {producer_id} (epoch {epoch}) has no open transaction here"
             )
-        self._verifications.used(producer_id)
+        return True
+
+    def _end_unmarked(self, header: BatchHeader, leader_epoch: int) -> None:
+        """A producer has a transaction of an earlier epoch open here, which has ended for its coordinator: its marker
+        was lost, with the records that an election has cost. Whether it was committed nobody knows any more. It is
+        aborted, so that it does not end as the one does that begins now."""
+        state = self.log.producers.states.get(header.producer_id)
+        if state is None or state.txn_start < 0:
+            return
+        batch, marker = marker_batch(
+            header.producer_id,
+            state.epoch,
+            max(0, state.coordinator_epoch),
+            committed=False,
+            now_ms=self.wall_ms(),
+        )
+        try:
+            self.log.append(memoryview(batch), marker, leader_epoch)
+        except HeadraceError:
+            self.log.producers.refused(header)
+            raise
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether this epoch of the producer has written to a transaction that has no marker here. StorageFailed where
