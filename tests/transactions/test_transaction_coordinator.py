@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,31 @@ def test_what_could_not_be_stored_has_not_happened(scene: Scene, code: int, told
     assert scene.state() == "Ongoing"
     scene.held = False
     assert scene.end(producer).reply == EndReply(OK, 1001, 1)
+
+
+@proves("T2")
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [(OK, ErrorCode.PRODUCER_FENCED), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)],
+)
+def test_a_newer_epoch_than_was_handed_out_is_refused_only_by_who_is_still_the_coordinator(
+    scene: Scene, stored: int, told: int
+) -> None:
+    """A later coordinator may have handed it out: its producer would give up."""
+    producer = scene.init().reply
+    later = replace(producer, epoch=producer.epoch + 1)
+    scene.held = True
+    asked = scene.add(later), scene.end(later), scene.init(producer_id=later.producer_id, epoch=later.epoch)
+    assert not asked[0].answered
+    scene.acknowledge(stored)
+    assert asked[0].reply == told
+    assert {asked[1].reply.error_code, asked[2].reply.error_code} <= {told, NOT_COORDINATOR}
+    ending = scene.end(later)
+    scene.acknowledge(stored)
+    assert ending.reply.error_code == told
+    verified = scene.coordinator.verify(ID, AddRequest(later.producer_id, later.epoch, PLACES))
+    assert set(verified.values()) == {NOT_COORDINATOR}
+    assert scene.add(replace(producer, epoch=-1)).reply == ErrorCode.PRODUCER_FENCED
 
 
 def test_the_end_that_all_have_marked_is_stored_however_often_it_takes(scene: Scene) -> None:

@@ -189,12 +189,15 @@ class TransactionCoordinator:
         def again() -> None:
             self._init(entry, request, reply, until)
 
+        def refuse(code: int) -> None:
+            reply(InitReply(code))
+
         def answer(outcome: Transaction | int) -> None:
             if isinstance(outcome, int):
-                reply(InitReply(outcome))
+                self._refuse(entry, request, outcome, refuse)
             elif outcome.state in PREPARED:
                 # The open transaction is being aborted; what was asked for can be had when it has ended.
-                self._hold(entry, until, again, lambda code: reply(InitReply(code)))
+                self._hold(entry, until, again, refuse)
             else:
                 reply(table.init_reply(outcome))
 
@@ -220,7 +223,10 @@ class TransactionCoordinator:
         shard = self._find(transactional_id) if transactional_id else ErrorCode.INVALID_REQUEST
         if isinstance(shard, int):
             return dict.fromkeys(request.partitions, shard)
-        return table.verify(shard.peek(transactional_id), request)
+        kept = shard.peek(transactional_id)
+        if table.is_ahead(kept, request.producer_id, request.epoch):
+            return dict.fromkeys(request.partitions, ErrorCode.NOT_COORDINATOR)
+        return table.verify(kept, request)
 
     def end(self, transactional_id: str, request: EndRequest, reply: Callable[[EndReply], None]) -> None:
         entry = self._entry(transactional_id)
@@ -234,9 +240,24 @@ class TransactionCoordinator:
             return table.end(entry.kept, request, now_ms, fresh_id)
 
         def answer(outcome: Transaction | int) -> None:
-            reply(EndReply(outcome) if isinstance(outcome, int) else table.end_reply(outcome, request))
+            if isinstance(outcome, int):
+                self._refuse(entry, request, outcome, lambda code: reply(EndReply(code)))
+            else:
+                reply(table.end_reply(outcome, request))
 
         self._change(entry, decide, answer, until, lambda: self._end(entry, request, reply, until))
+
+    def _refuse(
+        self, entry: Entry, request: InitRequest | AddRequest | EndRequest, code: int, refuse: Callable[[int], None]
+    ) -> None:
+        """Who is told that it is fenced gives up. One with a newer epoch than was handed out here may have it from a
+        later coordinator: only a broker that can still append is the one that knows better."""
+        if code != ErrorCode.PRODUCER_FENCED or not table.is_ahead(entry.kept, request.producer_id, request.epoch):
+            refuse(code)
+        elif entry.busy or entry.kept is None:
+            refuse(ErrorCode.NOT_COORDINATOR)
+        else:
+            self._store(entry, entry.kept, lambda failed: refuse(failed or code))
 
     # Changes
 
@@ -293,7 +314,8 @@ class TransactionCoordinator:
             if decision == ErrorCode.CONCURRENT_TRANSACTIONS and until > self._clock.now():
                 entry.adding.append((until, request, reply))
             elif isinstance(decision, int) or decision is entry.kept:
-                answers.append((reply, decision if isinstance(decision, int) else ErrorCode.NONE))
+                code = decision if isinstance(decision, int) else ErrorCode.NONE
+                answers.append((partial(self._refuse, entry, request, refuse=reply), code))
             elif (fault := self._room_fault(entry, decision)) != ErrorCode.NONE:
                 answers.append((reply, fault))
             else:
@@ -308,8 +330,8 @@ class TransactionCoordinator:
 
         if kept is not None and kept is not entry.kept:
             self._store(entry, kept, stored)
-        for reply, code in answers:  # who hears may ask again at once
-            reply(code)
+        for answer, code in answers:  # who hears may ask again at once
+            answer(code)
 
     def _room_fault(self, entry: Entry, wanted: Transaction) -> int:
         if len(wanted.partitions) > PARTITIONS_MAX:

@@ -292,6 +292,12 @@ def verify(kept: Transaction | None, request: AddRequest) -> dict[Place, int]:
     }
 
 
+def is_ahead(kept: Transaction | None, producer_id: int, epoch: int) -> bool:
+    """Whether somebody has a newer epoch than was handed out here: a later coordinator may have, of which this one has
+    not heard yet."""
+    return kept is not None and producer_id == kept.client.producer_id and epoch > kept.client.epoch
+
+
 def _access_fault(kept: Transaction | None, request: AddRequest) -> int:
     if kept is None or request.producer_id != kept.client.producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
