@@ -98,3 +98,25 @@ def test_a_replica_that_copied_nothing_knows_of_transactions_that_began_before_t
     write(scene, leader, 7, 1, b"kept")
     mark(scene, leader, 7, 0, committed=True)
     assert committed(leader.partition()) == [b"kept"]
+
+
+@proves("F11", "T2")
+@LAYOUTS
+def test_a_replica_that_is_behind_tells_its_own_last_stable_offset(layout: str) -> None:
+    scene = Scene(layout=layout, topic={"durability": "disk"})
+    scene.elect(1, (1, 2))
+    leader = scene.alive[1]
+    write(scene, leader, 7, 0, b"aborted")
+    write(scene, leader, 8, 0, b"committed")
+    scene.settle(1, 2)
+    scene.network.cut("b1", "b2")
+    mark(scene, leader, 7, 0, committed=False)  # when the follower has left the in-sync set
+    mark(scene, leader, 8, 0, committed=True)
+    follower = scene.alive[2].partition()
+    assert (leader.partition().last_stable_offset, follower.last_stable_offset) == (4, 0)
+    assert (committed(leader.partition()), committed(follower)) == ([b"committed"], [])
+    scene.network.heal("b1", "b2")
+    scene.settle(1, 2)
+    assert follower.last_stable_offset == 4
+    assert follower.read_committed(0, 1000, warm=True)[1] == [(7, 0)]
+    assert committed(follower) == [b"committed"]
