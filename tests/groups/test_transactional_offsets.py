@@ -359,10 +359,21 @@ def test_the_count_of_pending_offsets_comes_back_to_nothing() -> None:
     offsets, key = TransactionalOffsets(), OffsetKey("g", "t", 0)
     kept = OffsetAndMetadata(1, 0, "", 0)
     offsets.appending([key])
-    offsets.appended(1, {key: kept})
-    offsets.put(2, key, kept)
+    offsets.appended(ProducerEpoch(1, 0), {key: kept})
+    offsets.put(ProducerEpoch(2, 0), key, kept)
     assert (len(list(offsets)), set(offsets.of("g"))) == (2, {("t", 0)})
     assert offsets.end(1, committed=True) == {key: kept}
     offsets.drop(key)
     assert (list(offsets), set(offsets.of("g")), offsets.places) == ([], set(), {})
     assert offsets.end(2, committed=True) == {}
+
+
+def test_what_lost_its_marker_does_not_count_with_the_next_transaction_of_its_producer() -> None:
+    offsets, lost, next_ = TransactionalOffsets(), OffsetKey("g", "t", 0), OffsetKey("g", "t", 1)
+    kept = OffsetAndMetadata(1, 0, "", 0)
+    offsets.put(ProducerEpoch(1, 0), lost, kept)
+    offsets.put(ProducerEpoch(1, 1), next_, kept)
+    assert set(offsets.of("g")) == {("t", 1)}
+    assert offsets.end(1, committed=True) == {next_: kept}
+    offsets.put(ProducerEpoch(1, 0), lost, kept)
+    assert set(offsets.of("g")) == {("t", 0)}

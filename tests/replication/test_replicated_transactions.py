@@ -15,29 +15,35 @@ from replication.scene import Broker, Scene
 LAYOUTS = pytest.mark.parametrize("layout", ["partitioned", "shared"])
 
 
-def write(scene: Scene, leader: Broker, producer_id: int, sequence: int, value: bytes) -> None:
+def write(
+    scene: Scene, leader: Broker, producer_id: int, sequence: int, value: bytes, *, epoch: int = 0, acks: int = -1
+) -> None:
     partition = leader.partition()
-    if not partition.has_open_transaction(producer_id, 0):
-        assert partition.verified(partition.verification(producer_id, 0))
+    if not partition.has_open_transaction(producer_id, epoch):
+        assert partition.verified(partition.verification(producer_id, epoch))
     batch = kernel.build(
         [(1, b"k", value, [])],
         producer_id=producer_id,
-        producer_epoch=0,
+        producer_epoch=epoch,
         base_sequence=sequence,
         attributes=TRANSACTIONAL,
     )
     outcome = Outcome()
-    leader.partitions.submit(partition, batch, -1, 30_000, outcome)
+    leader.partitions.submit(partition, batch, acks, 30_000, outcome)
     leader.partitions.end_turn()
     scene.until("the write", lambda: not outcome.waiting)
     assert outcome.offset >= 0
 
 
-def mark(scene: Scene, leader: Broker, producer_id: int, number: int, *, committed: bool) -> int:
+def mark(
+    scene: Scene, leader: Broker, producer_id: int, number: int, *, committed: bool, epoch: int = 0, version: int = 0
+) -> int:
     partition, outcome = leader.partition(), Outcome()
     leader.partitions.submit_marker(
         partition,
-        lambda: partition.append_marker(producer_id, 0, 0, committed=committed, number=number),
+        lambda: partition.append_marker(
+            producer_id, epoch, 0, committed=committed, number=number, transaction_version=version
+        ),
         30_000,
         outcome,
     )
@@ -120,3 +126,162 @@ def test_a_replica_that_is_behind_tells_its_own_last_stable_offset(layout: str) 
     assert follower.last_stable_offset == 4
     assert follower.read_committed(0, 1000, warm=True)[1] == [(7, 0)]
     assert committed(follower) == [b"committed"]
+
+
+def aborted(partition: Partition) -> list[tuple[int, int]]:
+    return partition.read_committed(partition.log.start_offset, 100_000, warm=True)[1]
+
+
+def elected_uncleanly(layout: str) -> Scene:
+    """Broker 2 leads, without what only its last leader had: the marker of producer 7, which was aborted, and all of
+    producer 9. Producer 8 was open for both."""
+    scene = Scene(layout=layout, topic={"durability": "disk"})
+    scene.elect(1, (1, 2))
+    leader = scene.alive[1]
+    write(scene, leader, 7, 0, b"lost its marker")
+    write(scene, leader, 8, 0, b"open")
+    scene.settle(1, 2)
+    scene.network.cut("b1", "b2")
+    mark(scene, leader, 7, 0, committed=False, epoch=1, version=2)
+    write(scene, leader, 9, 0, b"lost")
+    mark(scene, leader, 9, 0, committed=False)
+    scene.kill(1)
+    scene.elect(2, (2,))
+    scene.network.heal("b1", "b2")
+    return scene
+
+
+@proves("T2")
+@LAYOUTS
+def test_after_an_unclean_election_what_lost_its_marker_is_open_and_what_was_cut_is_not(layout: str) -> None:
+    scene = elected_uncleanly(layout)
+    leader = scene.alive[2]
+    partition = leader.partition()
+    assert (partition.last_stable_offset, aborted(partition)) == (0, [])
+    assert [partition.has_open_transaction(each, 0) for each in (7, 8, 9)] == [True, True, False]
+    scene.start(1)
+    scene.tell(1)
+    scene.until("the join", lambda: 1 in scene.keys[0].isr)
+    scene.settle(1, 2)
+    returned = scene.alive[1].partition()
+    assert (returned.last_stable_offset, aborted(returned)) == (0, []), "its own markers were cut"
+    mark(scene, leader, 8, 0, committed=True)
+    mark(scene, leader, 7, 0, committed=False, epoch=1, version=2)  # by who finds it hanging
+    scene.settle(1, 2)
+    for each in (partition, returned):
+        assert each.last_stable_offset == each.high_watermark
+        assert (aborted(each), committed(each)) == ([(7, 0)], [b"open"])
+
+
+@proves("T2")
+@LAYOUTS
+def test_records_that_lost_their_marker_do_not_count_with_the_next_transaction_of_their_producer(layout: str) -> None:
+    """Its coordinator has ended it, or it would not let the next one write."""
+    scene = elected_uncleanly(layout)
+    leader = scene.alive[2]
+    mark(scene, leader, 8, 0, committed=True)
+    write(scene, leader, 7, 0, b"next", epoch=1)
+    mark(scene, leader, 7, 1, committed=True, epoch=2, version=2)
+    partition = leader.partition()
+    assert partition.last_stable_offset == partition.high_watermark
+    assert (aborted(partition), committed(partition)) == ([(7, 0)], [b"open", b"next"])
+    scene.start(1)
+    scene.tell(1)
+    scene.until("the join", lambda: 1 in scene.keys[0].isr)
+    scene.settle(1, 2)
+    assert committed(scene.alive[1].partition()) == [b"open", b"next"]
+
+
+@proves("T2")
+@LAYOUTS
+def test_deleted_records_take_their_transactions_along_on_every_replica(layout: str) -> None:
+    """But the one that goes on behind the new start: it is open, and its end counts."""
+    scene = Scene(layout=layout, topic={"durability": "disk"})
+    scene.elect(1, (1, 2, 3))
+    leader = scene.alive[1]
+    write(scene, leader, 7, 0, b"aborted")
+    mark(scene, leader, 7, 0, committed=False)
+    write(scene, leader, 8, 0, b"deleted")
+    write(scene, leader, 7, 1, b"committed")
+    write(scene, leader, 8, 1, b"kept")
+    mark(scene, leader, 7, 1, committed=True)
+    deletion = scene.delete_before(3)
+    scene.until("the deletion", lambda: deletion.answered)
+    scene.settle(1, 2, 3)
+    for number in (1, 2, 3):
+        partition = scene.alive[number].partition()
+        assert partition.last_stable_offset == 3, "not below the start"
+        assert (aborted(partition), committed(partition)) == ([], [])
+    scene.kill(1)
+    scene.elect(2, (2, 3))
+    leader = scene.alive[2]
+    mark(scene, leader, 8, 0, committed=False)
+    scene.settle(2, 3)
+    for number in (2, 3):
+        partition = scene.alive[number].partition()
+        assert partition.last_stable_offset == partition.high_watermark
+        assert [producer_id for producer_id, _ in aborted(partition)] == [8]
+        assert committed(partition) == [b"committed"]
+
+
+@proves("T2")
+@LAYOUTS
+def test_retention_waits_for_an_open_transaction_on_every_replica(layout: str) -> None:
+    scene = Scene(layout=layout, topic={"retention_ms": 100_000, "segment_ms": 1000})
+    scene.elect(1, (1, 2))
+    leader = scene.alive[1]
+    for nth in range(4):
+        write(scene, leader, 7, nth, b"aborted")
+        mark(scene, leader, 7, nth, committed=False)
+        scene.run(2)
+    write(scene, leader, 8, 0, b"open")
+    scene.run(2)
+    write(scene, leader, 7, 4, b"aborted")
+    mark(scene, leader, 7, 4, committed=False)
+    scene.run(700)
+    start = scene.starts()[1]
+    assert 0 < start == scene.starts()[2] <= 8
+    for number in (1, 2):
+        assert scene.alive[number].partition().last_stable_offset == 8
+    mark(scene, leader, 8, 0, committed=True)
+    scene.settle(1, 2)
+    for number in (1, 2):
+        partition = scene.alive[number].partition()
+        assert committed(partition) == [b"open"]
+        assert all(first >= start for _, first in aborted(partition))
+    scene.run(700)
+    assert set(scene.starts().values()) == {12}
+    assert {aborted(scene.alive[number].partition()) == [] for number in (1, 2)} == {True}
+
+
+@proves("T2")
+@LAYOUTS
+def test_a_partition_that_moves_takes_open_and_aborted_transactions_along(layout: str) -> None:
+    """As a drain does it: a new replica copies, joins, leads; the old ones are gone."""
+    scene = Scene(layout=layout, topic={"durability": "disk"})
+    scene.kill(3)
+    scene.elect(1, (1, 2))
+    leader = scene.alive[1]
+    write(scene, leader, 7, 0, b"aborted")
+    write(scene, leader, 8, 0, b"open")
+    mark(scene, leader, 7, 0, committed=False)
+    write(scene, leader, 7, 1, b"committed")
+    mark(scene, leader, 7, 1, committed=True)
+    scene.settle(1, 2)
+    scene.start(3)
+    scene.tell(3)
+    scene.until("the join", lambda: 3 in scene.keys[0].isr)
+    write(scene, leader, 8, 1, b"behind the join")
+    scene.settle(1, 2, 3)
+    scene.elect(3, (3,))
+    for number in (1, 2):
+        scene.kill(number)
+    leader = scene.alive[3]
+    partition = leader.partition()
+    assert (partition.last_stable_offset, aborted(partition)) == (1, [(7, 0)])
+    end = leader.log().end_offset
+    assert mark(scene, leader, 7, 1, committed=True) < end, "it came along, and is not appended again"
+    write(scene, leader, 8, 2, b"at the new leader")
+    mark(scene, leader, 8, 0, committed=True)
+    assert partition.last_stable_offset == partition.high_watermark
+    assert committed(partition) == [b"open", b"committed", b"behind the join", b"at the new leader"]

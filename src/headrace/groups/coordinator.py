@@ -344,17 +344,17 @@ class GroupCoordinator:
         by_key = {OffsetKey(group_id, *place): committed for place, committed in accepted.items()}
         transactional = shard.offsets.transactional
         transactional.appending(by_key)
+        producer = ProducerEpoch(request.producer_id, request.producer_epoch)
 
         def settled(counts: bool) -> None:
             if counts:
-                transactional.appended(request.producer_id, by_key)
+                transactional.appended(producer, by_key)
             else:
                 transactional.lost(by_key)
 
         def done(code: int) -> None:
             reply(offsets.results(commit, refused, offsets.FAULTS.get(code, code)))
 
-        producer = ProducerEpoch(request.producer_id, request.producer_epoch)
         records = offsets.records_of(group_id, accepted)
         self._append_in_transaction(shard.partition, shard.epoch, producer, records, settled, done)
 

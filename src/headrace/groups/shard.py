@@ -49,7 +49,7 @@ class Shard:
             if producer is None:
                 self._replay_one(key, value)
             elif value is not None and isinstance(offset_key := decode_key(key), OffsetKey):
-                self.offsets.transactional.put(producer.producer_id, offset_key, decode_offset(value))
+                self.offsets.transactional.put(producer, offset_key, decode_offset(value))
 
     def _replay_one(self, key: bytes, value: bytes | None) -> None:
         match decode_key(key):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from headrace.coordinators.state_log import ProducerEpoch
 from headrace.groups.records import OffsetAndMetadata, OffsetKey
 
 
@@ -18,6 +19,8 @@ class TransactionalOffsets:
     def __init__(self) -> None:
         self._open: dict[int, dict[OffsetKey, tuple[int, OffsetAndMetadata]]] = {}
         """By producer id; each with its place in the order of the log."""
+        self._epochs: dict[int, int] = {}
+        """Of producers, in the transactions that are open."""
         self._order = 0
         self._decided: dict[OffsetKey, int] = {}
         """Of keys that are in other transactions too: the place of the last record that counts."""
@@ -33,10 +36,10 @@ class TransactionalOffsets:
         for key in keys:
             self._hold(key)
 
-    def appended(self, producer_id: int, offsets: Mapping[OffsetKey, OffsetAndMetadata]) -> None:
+    def appended(self, producer: ProducerEpoch, offsets: Mapping[OffsetKey, OffsetAndMetadata]) -> None:
         """They are below the watermark, as part of the producer's transaction."""
         for key, committed in offsets.items():
-            self.put(producer_id, key, committed)
+            self.put(producer, key, committed)
         self.lost(offsets)
 
     def lost(self, keys: Iterable[OffsetKey]) -> None:
@@ -44,7 +47,12 @@ class TransactionalOffsets:
         for key in keys:
             self._release(key)
 
-    def put(self, producer_id: int, key: OffsetKey, committed: OffsetAndMetadata) -> None:
+    def put(self, producer: ProducerEpoch, key: OffsetKey, committed: OffsetAndMetadata) -> None:
+        producer_id, epoch = producer
+        if self._epochs.setdefault(producer_id, epoch) < epoch:
+            # The partition has aborted what was open in an earlier epoch: its marker was lost.
+            self.end(producer_id, committed=False)
+            self._epochs[producer_id] = epoch
         of_producer = self._open.setdefault(producer_id, {})
         if key not in of_producer:
             self._hold(key)
@@ -59,11 +67,12 @@ class TransactionalOffsets:
             if of_producer.pop(key, None) is not None:
                 self._release(key)
                 if not of_producer:
-                    del self._open[producer_id]
+                    del self._open[producer_id], self._epochs[producer_id]
 
     def end(self, producer_id: int, *, committed: bool) -> dict[OffsetKey, OffsetAndMetadata]:
         """The producer's transaction is decided; answers what counts from now on."""
         counting: dict[OffsetKey, OffsetAndMetadata] = {}
+        self._epochs.pop(producer_id, None)
         for key, (order, offset) in self._open.pop(producer_id, {}).items():
             if committed and order > self._decided.get(key, 0):
                 counting[key] = offset
