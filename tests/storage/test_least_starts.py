@@ -9,8 +9,8 @@ import pytest
 
 from chosen_layout import log_path
 from headrace.ports.disk import Disk
+from headrace.storage.epochs import ENTRY, read_entries, reconciled
 from headrace.storage.epochs import FILE_NAME as EPOCHS_FILE
-from headrace.storage.epochs import reconciled
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import Log
 from headrace.storage.offline.convert import ConversionOptions, convert
@@ -109,6 +109,26 @@ def test_compaction_stops_kills_and_cuts_leave_the_starts_as_they_were(layout: s
         assert again().epoch_starts() == kept
 
 
+def test_a_cut_that_a_loss_of_power_takes_back_leaves_starts_that_rise() -> None:
+    """The file of epochs knows of the cut, the commit log does not, and batches of epochs before it were deleted."""
+    sim = sim_harness(SHARED)
+    log = sim.log(durability="disk")
+    for epoch in (1, 2, 7):
+        append(log, batch(b"a", b"b", b"c"), epoch)
+        sim.write()
+    sim.settle()
+    log.delete_before(6)
+    sim.reopen()
+    epochs = f"{FOLDER}/{EPOCHS_FILE}"
+    file = sim.disk.open(epochs, writable=True)
+    file.truncate(2 * ENTRY.size)
+    file.close()
+    starts = sim.kill().epoch_starts()
+    assert [epoch for epoch, _ in starts] == [1, 2, 7]
+    assert starts == sorted(starts, key=lambda entry: entry[1])
+    assert read_entries(sim.disk, epochs) == (starts, "")
+
+
 @LAYOUTS
 def test_a_folder_that_is_converted_keeps_the_starts(layout: str) -> None:
     sim, _ = compacted(layout)
@@ -147,6 +167,8 @@ def test_epochs_that_came_with_a_write_that_fails_are_forgotten(layout: str) -> 
         ([(0, 3), (1, 8), (2, 20)], [(1, 3, 9)], [(0, 3), (1, 8)]),
         ([], [(0, 0, 0), (3, 5, 9)], [(0, 0), (3, 5)]),
         ([(0, 0), (2, 5)], [(0, 0, 0), (1, 5, 5)], [(0, 0), (1, 5)]),
+        # Of batches that were deleted:
+        ([(0, 0), (1, 8)], [(0, 0, 0), (1, 0, 8), (4, 0, 12)], [(0, 0), (1, 8), (4, 8)]),
     ],
 )
 def test_what_the_file_tells_counts_where_it_fits_what_the_log_does(

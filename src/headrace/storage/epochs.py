@@ -133,10 +133,12 @@ def starts_in(headers: Iterable[BatchHeader], from_offset: int) -> Iterator[tupl
 
 def reconciled(saved: Sequence[tuple[int, int]], seen: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """Epochs that were seen, each with its least start and its first batch; what the file says of it, and of others
-    before it that left no batches, counts as far as it fits between the two."""
+    before it that left no batches, counts as far as it fits between the two. None begins before the one before it: of
+    batches that were deleted nobody knows where the next could begin at least, but the file may."""
     starts: list[tuple[int, int]] = []
     last = -1
     for epoch, least, first in seen:
+        least = max(least, starts[-1][1]) if starts else least
         new = [entry for entry in saved if last < entry[0] <= epoch]
         fits = bool(new) and new[-1][0] == epoch and least <= new[0][1] and new[-1][1] <= first
         starts += new if fits else [(epoch, least)]
