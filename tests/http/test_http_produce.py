@@ -310,6 +310,13 @@ def test_a_key_in_the_query_is_for_one_record(port: HttpPort) -> None:
     assert (answer.status, "each record has its own key" in answer.error["message"]) == (400, True)
 
 
+@pytest.mark.parametrize("header", ["X-Key", "x-key-base64", "X-Header-Trace"])
+def test_a_key_or_header_in_the_head_is_for_one_record(port: HttpPort, header: str) -> None:
+    answer = port.produce("/topics/orders/records", {"records": [{"value": "v"}]}, **{header: "YQ=="})
+    assert answer.status == 400
+    assert f"header {header} is for one record" in answer.error["message"]
+
+
 def test_a_content_type_that_is_not_taken_names_those_that_are(port: HttpPort) -> None:
     answer = port.produce("/topics/orders/records", b"a=b", "application/x-www-form-urlencoded")
     assert answer.status == 415

@@ -27,6 +27,7 @@ KEY_MAX_BYTES: Final = 256 << 10
 TIMESTAMP_MAX: Final = 1 << 60
 LINES: Final = "application/x-ndjson"
 HEADER_PREFIX: Final = "x-header-"
+KEY_HEADERS: Final = ("x-key", "x-key-base64")
 KINDS: Final = (BINARY, PLAIN, JSON, LINES)
 _HEADER: Final = closed({"key": TEXT}, {"value": nullable(TEXT), "value_base64": nullable(BASE64)}, title="NewHeader")
 _NEW_RECORD: Final = closed(
@@ -59,6 +60,11 @@ def read(request: Request, now_ms: int) -> list[Incoming]:
     for name in ("key", "key_base64", "partition"):
         if name in request.query:
             raise InvalidRequest(f"query parameter {name} is for one record; here each record has its own {name}")
+    for header, _ in request.headers:
+        if header.lower() in KEY_HEADERS or header.lower().startswith(HEADER_PREFIX):
+            raise InvalidRequest(
+                f"header {header[:40]} is for one record; here each record has its own key and headers"
+            )
     found = [
         _record(f"record {place}", item, now_ms)
         for place, item in enumerate(_items(request.body) if kind == JSON else _lines(request.body))
