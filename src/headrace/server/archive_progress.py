@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from headrace.client.admin.cluster import Cluster, Retry
-from headrace.client.admin.groups import fetch_offsets
 from headrace.cluster.image import Image
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import HeadraceError
@@ -104,5 +102,9 @@ class ArchivedOffsets:
 
 
 def _fetch(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
+    # Here, because no broker needs the client before: it would start a tenth later, and larger.
+    from headrace.client.admin.cluster import Cluster, Retry
+    from headrace.client.admin.groups import fetch_offsets
+
     with Cluster(bootstrap, client_id="headrace-broker", timeout_ms=TIMEOUT_MS, retry=Retry(within_ms=0)) as cluster:
         return fetch_offsets(cluster, group)
