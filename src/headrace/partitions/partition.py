@@ -73,6 +73,10 @@ class ProduceWaiter(Protocol):
     def failed(self, topic_partition: TopicPartition, error: HeadraceError) -> None: ...
 
 
+Waiting = deque[tuple[int, ProduceWaiter]]
+"""By the offsets that they need, the lowest first."""
+
+
 class FetchWaiter(Protocol):
     """A fetch that waits for more data, or a fetch session, which does as long as it has the partition."""
 
@@ -149,9 +153,10 @@ class Partition:
         self.topic_partition = log.topic_partition
         self._closed: HeadraceError | None = None
         self._told_watermark = high_watermark
-        self._waiting_local: deque[tuple[int, ProduceWaiter]] = deque()
-        self._waiting_replicas: deque[tuple[int, ProduceWaiter]] = deque()
-        self._waiting_committed: deque[tuple[int, ProduceWaiter]] = deque()
+        self._waiting_replicas: Waiting = deque()
+        # Made when somebody waits, which in most partitions nobody does: an empty queue is large.
+        self._waiting_local: Waiting | None = None
+        self._waiting_committed: Waiting | None = None
         self._verifications = Verifications()
         self._waiting_starts: list[tuple[int, ProduceWaiter]] = []
         self._start = LogStart(log, self._start_settled)
@@ -435,15 +440,24 @@ class Partition:
         if error is not None:  # it failed in this very turn: nothing would ever answer
             waiter.failed(self.topic_partition, error)
             return
-        queue = self._waiting_replicas if acks == -1 else self._waiting_local
-        if acks == COMMITTED:
-            queue = self._waiting_committed
+        queue = self._queue(acks)
         if queue and queue[-1][0] > needed_offset:  # a duplicate of an earlier batch
             entries = sorted([*queue, (needed_offset, waiter)], key=lambda entry: entry[0])
             queue.clear()
             queue.extend(entries)
         else:
             queue.append((needed_offset, waiter))
+
+    def _queue(self, acks: int) -> Waiting:
+        if acks == -1:
+            return self._waiting_replicas
+        if acks == COMMITTED:
+            if self._waiting_committed is None:
+                self._waiting_committed = deque()
+            return self._waiting_committed
+        if self._waiting_local is None:
+            self._waiting_local = deque()
+        return self._waiting_local
 
     def advance(self) -> bool:
         """After a write or a sync: move the watermark and answer who waited. True: the watermark rose."""
@@ -504,14 +518,13 @@ class Partition:
     def failed(self, error: HeadraceError) -> None:
         """What was appended and not yet counted is lost: tell its producers."""
         waiting = [
-            *self._waiting_local,
+            *(self._waiting_local or ()),
             *self._waiting_replicas,
-            *self._waiting_committed,
+            *(self._waiting_committed or ()),
             *self._waiting_starts,
         ]
-        self._waiting_local.clear()
+        self._waiting_local = self._waiting_committed = None
         self._waiting_replicas.clear()
-        self._waiting_committed.clear()
         self._waiting_starts.clear()
         for _, waiter in waiting:
             waiter.failed(self.topic_partition, error)
@@ -748,6 +761,6 @@ def sequenced(records: memoryview) -> BatchHeader | None:
     return None
 
 
-def _answer(queue: deque[tuple[int, ProduceWaiter]], position: int) -> None:
+def _answer(queue: Waiting, position: int) -> None:
     while queue and queue[0][0] <= position:
         queue.popleft()[1].passed()

@@ -11,7 +11,7 @@ watermark is lower than that after a crash takes an older snapshot, and reads mo
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 
 
@@ -24,18 +24,17 @@ class Transactions:
         self, open_from: Iterable[int] = (), ended: Iterable[tuple[int, int]] = (), decided_to: int = 0
     ) -> None:
         """`ended`: first offset and marker's offset, in the order of the markers."""
-        self._ended = deque(ended)
+        self._ended: OrderedDict[int, int] = OrderedDict(ended)
+        """The offset of the marker by the first one, in the order of the markers."""
         self._open: OrderedDict[int, None] = OrderedDict.fromkeys(sorted(open_from))
-        self._undecided: OrderedDict[int, None] = OrderedDict.fromkeys(
-            sorted([*self._open, *(first for first, _ in self._ended)])
-        )
+        self._undecided: OrderedDict[int, None] = OrderedDict.fromkeys(sorted([*self._open, *self._ended]))
         self.decided_to = decided_to
         """Behind the last marker that was passed by the watermark, as far as one was: of what came before nothing is
         known any more."""
 
     @property
     def ended(self) -> Iterable[tuple[int, int]]:
-        return self._ended
+        return self._ended.items()
 
     @property
     def open_count(self) -> int:
@@ -46,7 +45,7 @@ class Transactions:
 
     def end(self, first_offset: int, marker_offset: int) -> None:
         del self._open[first_offset]
-        self._ended.append((first_offset, marker_offset))
+        self._ended[first_offset] = marker_offset
 
     def take_back_begin(self, first_offset: int) -> None:
         """Nothing of it was written."""
@@ -54,15 +53,17 @@ class Transactions:
 
     def take_back_end(self, first_offset: int) -> None:
         """The marker, the last one of all, was not written."""
-        self._ended.pop()
+        self._ended.popitem()
         self._open = OrderedDict.fromkeys(sorted([*self._open, first_offset]))
 
     def advance(self, watermark: int) -> None:
         """Markers below the watermark count."""
         ended = self._ended
-        while ended and ended[0][1] < watermark:
-            first_offset, marker_offset = ended.popleft()
-            del self._undecided[first_offset]
+        while ended:
+            first_offset, marker_offset = next(iter(ended.items()))
+            if marker_offset >= watermark:
+                break
+            del ended[first_offset], self._undecided[first_offset]
             self.decided_to = marker_offset + 1
 
     def first_undecided(self, watermark: int) -> int | None:
