@@ -125,7 +125,7 @@ def test_a_consumer_of_its_rack_reads_committed_records_from_the_follower(cluste
         }
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
-    before, found = cluster.fetches(FOLLOWER), list[bytes]()
+    before, found = cluster.fetches(FOLLOWER), list[bytes | None]()
 
     def read() -> bool:
         message = consumer.poll(1)
