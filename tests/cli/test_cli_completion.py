@@ -15,6 +15,7 @@ from click.shell_completion import BashComplete
 
 from brokers import Broker
 from cli.conftest import environment
+from headrace import Producer
 from headrace.cli.completers import ANSWER_MS
 from headrace.cli.completion import VARIABLE
 from headrace.cli.main import main, root
@@ -69,6 +70,15 @@ def test_topics_and_groups_are_asked_of_the_broker(offer: Offer, topic: Callable
         assert offer(*line, group[:-1]) == [group], line
     assert offer("config", "describe", "broker", "") == ["1"]
     assert not [found for found in offer("consume", "") if found.startswith("__")]
+
+
+@proves("T5", "U7")
+def test_transactional_ids_are_asked_of_the_broker(offer: Offer, topic: Callable[..., str], broker: Broker) -> None:
+    name = f"id-of-{topic()}"
+    with Producer(broker.bootstrap, transactional_id=name) as producer, producer.transaction():
+        pass
+    for line in (("transaction", "describe"), ("transaction", "abort"), ("transaction", "commit")):
+        assert offer(*line, name[:-1]) == [name], line
 
 
 @proves("U7")

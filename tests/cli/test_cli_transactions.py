@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from brokers import Broker, wait_for
-from cli.conftest import Run, on_terminal
+from cli.conftest import Run, on_terminal, run_command
 from headrace import Producer
 from headrace.cli.times import format_duration_ms
+from headrace.records.batch import batches
 from proving import proves
 
 MakeTopic = Callable[..., str]
@@ -127,6 +128,38 @@ def test_a_hanging_transaction_is_found_and_aborted(run: Run, topic: MakeTopic, 
     assert run("transaction", "abort", *place, "--dry-run").stdout.startswith("would be aborted: ")
     assert run("transaction", "abort", *place).stdout.startswith("aborted: the transaction of producer ")
     assert run("consume", name).stdout == ""
+
+
+@proves("T5")
+def test_a_transaction_that_lost_its_marker_hangs_until_it_is_aborted(fresh_broker: Callable[..., Broker]) -> None:
+    """Its coordinator has ended it, and the log was cut below the marker: as after an unclean election."""
+    broker = fresh_broker(settings={"log.layout": "partitioned"})
+
+    def told(*words: str) -> str:
+        return run_command(*words, bootstrap=broker.bootstrap).stdout
+
+    told("topic", "create", "t")
+    with Producer(broker.bootstrap, transactional_id="till") as producer, producer.transaction() as t:
+        t.send("t", b"x")
+    wait_for("the commit", lambda: told("consume", "t") == "x\n", DEADLINE_S)
+    broker.kill()
+    (segment,) = (broker.data / "t" / "t-0").glob("*.log")
+    with segment.open("r+b") as file:
+        *_, (_, marker) = batches(memoryview(segment.read_bytes()))
+        file.truncate(segment.stat().st_size - len(marker))
+    broker.start()
+    assert told("consume", "t") == ""
+    find = ("transaction", "find-hanging", "--silent-for", "1ms")
+    (row,) = json.loads(told(*find, "--json"))
+    assert (row["topic"], row["partition"], row["start_offset"]) == ("t", 0, 0)
+    assert told(*find).splitlines()[-1].split()[:3] == ["t", "0", "0"]
+    assert told("transaction", "find-hanging") == "no transaction hangs\n", "it may be a matter of a moment"
+    place = ("--topic", "t", "--partition", "0", "--start-offset", "0")
+    assert told("transaction", "abort", *place).startswith("aborted: ")
+    assert told(*find) == "no transaction hangs\n"
+    with Producer(broker.bootstrap, transactional_id="till") as producer, producer.transaction() as t:
+        t.send("t", b"next")
+    wait_for("the next", lambda: told("consume", "t") == "next\n", DEADLINE_S)
 
 
 def test_durations_are_shown_by_their_two_largest_units() -> None:

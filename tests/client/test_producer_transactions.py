@@ -23,7 +23,9 @@ from headrace import (
     SettingError,
     TransactionFailed,
     TransactionFenced,
+    TransactionInDoubt,
     TransactionRefused,
+    TransactionTimedOut,
     abort_prepared,
     commit_prepared,
 )
@@ -381,3 +383,97 @@ def test_partitions_that_went_with_what_was_handed_out_are_not_in_any_transactio
 
         # Who does not poll for so long leaves the group.
         wait_for("the group to go on without it", given_up, DEADLINE_S)
+
+
+@proves("T3")
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_end_whose_answer_is_lost_is_asked_for_again_and_counts_once(
+    tapped: tuple[WireTap, Broker], tap: WireTap, commit: bool
+) -> None:
+    broker, name, left = tapped[1], f"tapped-{uuid.uuid4().hex[:8]}", [1, 1]
+    with Admin(broker.bootstrap) as admin:
+        admin.create_topic(name)
+    tap.lost = lambda seen: seen.api_key == apis.END_TXN and bool(left) and bool(left.pop())
+    with Producer(broker.bootstrap, transactional_id=new_id()) as producer:
+        t = producer.transaction()
+        t.begin()
+        t.send(name, b"lost and found")
+        producer.flush()
+        if commit:
+            t.commit()
+        else:
+            t.abort()
+        with producer.transaction() as t:
+            t.send(name, b"next")
+    assert (left, len(tap.of(apis.END_TXN))) == ([], 4)
+    expected = [b"lost and found", b"next"] if commit else [b"next"]
+    wait_for("the end", lambda: visible(broker.bootstrap, name) == expected, DEADLINE_S)
+
+
+@proves("T3")
+def test_a_commit_that_nobody_answers_is_in_doubt_until_it_is_asked_for_again(
+    tapped: tuple[WireTap, Broker], tap: WireTap
+) -> None:
+    broker, name = tapped[1], f"tapped-{uuid.uuid4().hex[:8]}"
+    with Admin(broker.bootstrap) as admin:
+        admin.create_topic(name)
+    with Producer(broker.bootstrap, transactional_id=new_id(), delivery_timeout_ms=1500) as producer:
+        tap.lost = lambda seen: seen.api_key == apis.END_TXN
+        with pytest.raises(TransactionInDoubt, match="call commit"), producer.transaction() as t:
+            t.send(name, b"in doubt")
+        wait_for("what the broker has done", lambda: visible(broker.bootstrap, name) == [b"in doubt"], DEADLINE_S)
+        with pytest.raises(NoTransaction, match="is not known"):
+            producer.transaction().begin()
+        with pytest.raises(NoTransaction, match="is not known"):
+            t.abort()
+        tap.lost = lambda seen: False
+        t.commit()
+        with producer.transaction() as t:
+            t.send(name, b"next")
+    wait_for("the next", lambda: visible(broker.bootstrap, name) == [b"in doubt", b"next"], DEADLINE_S)
+
+
+@proves("T3")
+def test_a_transaction_that_was_open_for_too_long_says_so_and_the_next_one_works(
+    broker: Broker, topic: MakeTopic
+) -> None:
+    name, transactional_id = topic(), new_id()
+    with (
+        Admin(broker.bootstrap) as admin,
+        Producer(broker.bootstrap, transactional_id=transactional_id, transaction_timeout_ms=100) as producer,
+    ):
+
+        def aborted() -> bool:
+            (found,) = admin.describe_transactions([transactional_id])
+            return found.state == "CompleteAbort"
+
+        t = producer.transaction()
+        t.begin()
+        t.send(name, b"too late")
+        producer.flush()
+        wait_for("the broker to abort it", aborted, DEADLINE_S)
+        with pytest.raises(TransactionTimedOut, match="transaction_timeout_ms"):
+            t.commit()
+        with producer.transaction() as t:
+            t.send(name, b"next")
+    wait_for("the next", lambda: visible(broker.bootstrap, name) == [b"next"], DEADLINE_S)
+
+
+@proves("T3")
+def test_a_transaction_that_was_open_for_too_long_takes_its_id_from_nobody(broker: Broker, topic: MakeTopic) -> None:
+    name, transactional_id = topic(), new_id()
+    with (
+        Producer(broker.bootstrap, transactional_id=transactional_id, transaction_timeout_ms=100) as first,
+        Producer(broker.bootstrap, transactional_id=transactional_id) as second,
+    ):
+        t = first.transaction()
+        t.begin()
+        t.send(name, b"too late")
+        first.flush()
+        other = second.transaction()
+        other.begin()
+        other.send(name, b"of the other")
+        with pytest.raises(TransactionFenced):
+            t.commit()
+        other.commit()
+    wait_for("the other", lambda: visible(broker.bootstrap, name) == [b"of the other"], DEADLINE_S)

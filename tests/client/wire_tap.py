@@ -49,10 +49,12 @@ def _silent(seen: Seen) -> bool:
 class WireTap:
     """Listens at once, so that its address can be advertised; `upstream` is the broker.
 
-    `change(seen, answer)` may alter an answer before it is passed on.
+    `change(seen, answer)` may alter an answer before it is passed on; where `lost(seen)` is true the connection is cut
+    instead: the broker has done what was asked, and nobody hears of it.
     """
 
     change: Callable[[Seen, Message], None] = lambda seen, answer: None
+    lost: Callable[[Seen], bool] = lambda seen: False
     upstream: tuple[str, int] = ("", 0)
     seen: list[Seen] = field(default_factory=list)
 
@@ -108,6 +110,9 @@ class WireTap:
         with client:
             while (frame := _frame(server)) is not None:
                 header, seen = pending.popleft()
+                if self.lost(seen):
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
                 view = memoryview(frame)
                 correlation_id, pos = read_response_header(header.api_key, header.version, view)
                 assert correlation_id == header.correlation_id, "an answer that nobody asked for"

@@ -96,6 +96,7 @@ _FATAL: Final = frozenset(
         ErrorCode.INVALID_REQUEST,
     }
 )
+_ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 
 
 class Phase(Enum):
@@ -216,10 +217,6 @@ class TransactionCore:
     def _look_at_prepared(self, step: Step, two_phase: bool) -> None:
         """Begin if the transaction before is ended by now. Just looked at: to ask for it would take it away from
         whoever is to end it."""
-        request = Message(transactional_ids=[self.transactional_id])
-
-        def code(answer: Message) -> int:
-            return next((int(each.error_code) for each in answer.transaction_states), ErrorCode.NONE)
 
         def looked(answer: Message | HeadraceError) -> None:
             if isinstance(answer, HeadraceError):
@@ -232,7 +229,16 @@ class TransactionCore:
                 return
             self._ask_identity(step, two_phase)
 
-        self._ask(_Question(self._key, apis.DESCRIBE_TRANSACTIONS, request, code, self._deadline()), looked)
+        self._describe(looked)
+
+    def _describe(self, on_done: Callable[[Message | HeadraceError], None]) -> None:
+        """What the coordinator has of the transactional id."""
+        request = Message(transactional_ids=[self.transactional_id])
+
+        def code(answer: Message) -> int:
+            return next((int(each.error_code) for each in answer.transaction_states), ErrorCode.NONE)
+
+        self._ask(_Question(self._key, apis.DESCRIBE_TRANSACTIONS, request, code, self._deadline()), on_done)
 
     def _ask_identity(self, step: Step, two_phase: bool) -> None:
         request = begin_request(
@@ -421,15 +427,26 @@ class TransactionCore:
         self._finish(step)
 
     def _on_fenced(self, step: Step, refusal: HeadraceError) -> None:
-        """By another producer, or by the coordinator itself when the transaction was open for too long: in that case
-        it may let this producer go on, which asks as the one it was, so that it takes over from nobody."""
+        """By another producer, or by the coordinator itself when the transaction was open for too long. Then it was
+        aborted under the next epoch, which nobody has: this producer goes on as who has that one, and so takes over
+        from nobody who came in between."""
         open_ms = (self._reactor.now() - self.began_at) * 1000
         timeout_ms = self._options.transaction_timeout_ms
         if self.two_phase or open_ms < timeout_ms:
             self._end_for_good(self._fenced(refusal))
             self._finish(step, self.error)
             return
-        request = begin_request(self.transactional_id, self.identity, int(timeout_ms), two_phase=False)
+
+        def looked(answer: Message | HeadraceError) -> None:
+            found = None if isinstance(answer, HeadraceError) else answer.transaction_states[0]
+            aborted = ProducerIdentity(self.identity.producer_id, self.identity.epoch + 1)
+            timed_out = found is not None and found.transaction_state in _ABORTED
+            if found is None or not timed_out or ProducerIdentity(found.producer_id, found.producer_epoch) != aborted:
+                self._end_for_good(self._fenced(refusal))
+                self._finish(step, self.error)
+                return
+            request = begin_request(self.transactional_id, aborted, int(timeout_ms), two_phase=False)
+            self._ask(_Question(self._key, apis.INIT_PRODUCER_ID, request, error_code, self._deadline()), heard)
 
         def heard(answer: Message | HeadraceError) -> None:
             if isinstance(answer, HeadraceError):
@@ -443,7 +460,7 @@ class TransactionCore:
                 refusal,
             )
 
-        self._ask(_Question(self._key, apis.INIT_PRODUCER_ID, request, error_code, self._deadline()), heard)
+        self._describe(looked)
 
     def _fenced(self, reason: HeadraceError) -> TransactionFenced:
         timeout_s = self._options.transaction_timeout_ms / 1000
