@@ -626,20 +626,21 @@ class Partition:
             return NOTHING_READ
         log = self.log
         if log.start_offset <= offset < watermark:
-            return self._read_to(offset, max_bytes, watermark, warm)
+            try:
+                return log.read(offset, max_bytes, watermark, warm=warm)
+            except CorruptBatch as error:
+                raise self._damage(error) from None
         if watermark < offset <= log.end_offset:
             return NOTHING_READ
         if self.core is not None and self.core.start <= offset < log.start_offset:
             raise OffsetNotAvailable(f"{self.topic_partition}: offset {offset} is being deleted")
         raise OffsetOutOfRange(f"{self.topic_partition}: offset {offset} is outside {log.start_offset} to {watermark}")
 
-    def _read_to(self, offset: int, max_bytes: int, limit: int, warm: bool) -> ReadResult:
-        try:
-            return self.log.read(offset, max_bytes, limit, warm=warm)
-        except CorruptBatch as error:
-            if not self.others_hold:
-                raise
-            raise StorageFailed(f"{error}; another replica is asked to lead: try again") from None
+    def _damage(self, error: CorruptBatch) -> HeadraceError:
+        """What a reader hears of damage that it has found."""
+        if not self.others_hold:
+            return error
+        return StorageFailed(f"{error}; another replica is asked to lead: try again")
 
     def producers(self) -> dict[int, ProducerState]:
         """What is known of producers, by id. OffsetNotAvailable while that is being read."""
@@ -679,7 +680,10 @@ class Partition:
                 return NOTHING_READ, []
             return self.read(offset, max_bytes, warm=warm), []
         limit = self.log.committed_limit(offset, limit, ABORTED_MAX)
-        found = self._read_to(offset, max_bytes, limit, warm)
+        try:
+            found = self.log.read(offset, max_bytes, limit, warm=warm)
+        except CorruptBatch as error:
+            raise self._damage(error) from None
         return found, self.log.aborted(offset, limit) if found.count else []
 
     @property

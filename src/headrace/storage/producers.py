@@ -154,7 +154,7 @@ class LogProducers:
     def snapshot(self, offset: int) -> Snapshot:
         """What is known before the offset of transactions, and of producers now."""
         transactions = self.transactions
-        ended = tuple(each for each in transactions.ended if each[1] < offset)
+        ended = tuple(each for each in transactions.ended.items() if each[1] < offset)
         return Snapshot(self.states, min(transactions.decided_to, offset), ended, self.aborted.described(offset))
 
     def take_back(self, producer_id: int, old: ProducerState | None) -> ProducerState | None:
@@ -408,7 +408,7 @@ class ProducerTable:
     def settled(self, committed_offset: int) -> None:
         """What was staged is written. Markers below the offset count by now."""
         self.undo.clear()
-        if self._known is not None:
+        if self._known is not None and self._known.transactions.ended:
             self._known.transactions.advance(committed_offset)
 
     def take_back(self) -> None:

@@ -18,23 +18,19 @@ from collections.abc import Iterable
 class Transactions:
     """By their first offsets."""
 
-    __slots__ = ("_ended", "_open", "_undecided", "decided_to")
+    __slots__ = ("_open", "_undecided", "decided_to", "ended")
 
     def __init__(
         self, open_from: Iterable[int] = (), ended: Iterable[tuple[int, int]] = (), decided_to: int = 0
     ) -> None:
         """`ended`: first offset and marker's offset, in the order of the markers."""
-        self._ended: OrderedDict[int, int] = OrderedDict(ended)
+        self.ended: OrderedDict[int, int] = OrderedDict(ended)
         """The offset of the marker by the first one, in the order of the markers."""
         self._open: OrderedDict[int, None] = OrderedDict.fromkeys(sorted(open_from))
-        self._undecided: OrderedDict[int, None] = OrderedDict.fromkeys(sorted([*self._open, *self._ended]))
+        self._undecided: OrderedDict[int, None] = OrderedDict.fromkeys(sorted([*self._open, *self.ended]))
         self.decided_to = decided_to
         """Behind the last marker that was passed by the watermark, as far as one was: of what came before nothing is
         known any more."""
-
-    @property
-    def ended(self) -> Iterable[tuple[int, int]]:
-        return self._ended.items()
 
     @property
     def open_count(self) -> int:
@@ -45,7 +41,7 @@ class Transactions:
 
     def end(self, first_offset: int, marker_offset: int) -> None:
         del self._open[first_offset]
-        self._ended[first_offset] = marker_offset
+        self.ended[first_offset] = marker_offset
 
     def take_back_begin(self, first_offset: int) -> None:
         """Nothing of it was written."""
@@ -53,12 +49,12 @@ class Transactions:
 
     def take_back_end(self, first_offset: int) -> None:
         """The marker, the last one of all, was not written."""
-        self._ended.popitem()
+        self.ended.popitem()
         self._open = OrderedDict.fromkeys(sorted([*self._open, first_offset]))
 
     def advance(self, watermark: int) -> None:
         """Markers below the watermark count."""
-        ended = self._ended
+        ended = self.ended
         while ended:
             first_offset, marker_offset = next(iter(ended.items()))
             if marker_offset >= watermark:
@@ -68,7 +64,7 @@ class Transactions:
 
     def first_undecided(self, watermark: int) -> int | None:
         """The first offset of those that are open, or whose marker is not below the watermark."""
-        if self._ended:
+        if self.ended:
             self.advance(watermark)
         return next(iter(self._undecided), None)
 

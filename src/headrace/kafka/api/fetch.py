@@ -162,7 +162,7 @@ class PendingFetch:
         topics: Topics = []
         aborted: list[tuple[int, int]] | None = [] if request.isolation_level == READ_COMMITTED else None
         passed = self._connection.fetched
-        served = self._served = list[tuple[Partition, int, int]]()
+        self._served = served = []
         for name, topic_id, asked in asked_topics:
             rows: list[Row] = []
             topics.append((name, topic_id, rows))
@@ -177,8 +177,9 @@ class PendingFetch:
                     continue
                 watermark = partition.high_watermark
                 start = partition.start_offset
-                if passed and (last := passed.pop(partition.topic_partition, None)) is not None:
-                    _count_read(partition, last, offset)
+                last = passed.pop(partition.topic_partition, None) if passed else None
+                if last is not None and offset > last[0]:  # else it went back, as if it had read none of them
+                    partition.traffic.records_out += min(offset, last[1]) - last[0]
                 preferred = leader_lookup.preferred_replica(services, partition, offset, rack) if rack else None
                 if preferred is not None:
                     rows.append(Row(index, 0, watermark, watermark, start, aborted, preferred, (), 0))
@@ -296,14 +297,6 @@ class PendingFetch:
 def _named(image: Image, topic_id: bytes) -> str | None:
     known = image.topics_by_id.get(topic_id)
     return None if known is None else known.name
-
-
-def _count_read(partition: Partition, last: tuple[int, int], offset: int) -> None:
-    """A consumer that was sent records from an offset on, below a watermark, asks for what comes at this one: it has
-    read those between. One that went back has read none of them, as far as can be told."""
-    began, watermark = last
-    if offset > began:
-        partition.traffic.records_out += min(offset, watermark) - began
 
 
 def handle(
