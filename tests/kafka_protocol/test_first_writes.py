@@ -317,6 +317,13 @@ def test_a_transactional_batch_without_a_transactional_id_is_refused() -> None:
     front.produce((0, front.batch(0)), name=None)
     assert front.codes() == [ErrorCode.INVALID_TXN_STATE]
     assert not front.asked
+    front.produce((0, front.batch(0)))
+    front.coordinator_says()
+    assert front.codes() == [ErrorCode.NONE]
+    front.produce((0, front.batch(1)), name=None)  # though the transaction is open now
+    front.produce((0, front.batch(1)), (1, front.batch(0)), name=None)
+    assert front.codes() == [ErrorCode.INVALID_TXN_STATE] * 3
+    assert front.partition().log.end_offset == 1
 
 
 def test_a_plain_batch_of_a_transactional_producer_is_taken_at_once() -> None:

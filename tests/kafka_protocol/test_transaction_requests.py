@@ -263,6 +263,11 @@ def test_transactions_are_listed(broker: Broker, connect: Connect, topic: str, n
             apis.LIST_TRANSACTIONS, version, state_filters=[], producer_id_filters=[], transactional_id_pattern="("
         )
         assert wrong.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+        odd = f"{name} Kasse №7/é:+"
+        init(raw, odd)
+        for pattern in (f"{name} .*", f"{name}\\s.+[№]\\d/[à-ÿ][[:punct:]]+", rf"{name} Kasse \x{{2116}}7.é:\+"):
+            assert listed(transactional_id_pattern=pattern) == {odd: "Empty"}, pattern
+        assert listed(transactional_id_pattern=f"{name} Kasse .7/[а-я].+") == {}
 
 
 def test_an_id_that_is_not_known_is_described_as_such(broker: Broker, connect: Connect, name: str) -> None:
@@ -295,3 +300,18 @@ def test_clients_are_told_that_transactions_have_version_two(broker: Broker, con
     assert answer.finalized_features_epoch >= 0
     finalized = {one.name: one.max_version_level for one in answer.finalized_features}
     assert finalized["transaction.version"] == 2
+
+
+def test_a_marker_without_a_producer_is_refused(broker: Broker, connect: Connect, topic: str) -> None:
+    raw = connect(broker)
+    raw.create(topic, 2)
+    given = {"coordinator_epoch": 0, "transaction_result": False, "number": -1, "transaction_version": 2}
+    rows = [Message(name=topic, partition_indexes=[0, 1])]
+    markers = [
+        Message(producer_id=producer_id, producer_epoch=epoch, topics=rows, **given)
+        for producer_id, epoch in ((-1, 0), (-(2**62), 0), (1 << 40, -1))
+    ]
+    answer = raw.call(apis.WRITE_TXN_MARKERS, 2, markers=markers)
+    codes = [row.error_code for one in answer.markers for each in one.topics for row in each.partitions]
+    assert codes == [ErrorCode.INVALID_REQUEST] * 6
+    assert raw.fetch(topic).high_watermark == 0

@@ -5,14 +5,17 @@ read into a nondeterministic automaton of at most `STATES_MAX` states, and names
 that is made of it as far as they need it. Each character of a name costs one look into a table, once that is made; who
 runs all names through one sees to it that not too much has to be made (`LOOKED_AT_MAX`).
 What such an automaton cannot do (backreferences, looking ahead or behind) RE2 does not have either: it is refused, as
-is what is no expression. Names of topics have few characters (`ALPHABET`), so a class is a set of those.
+is what is no expression. Names of topics have few characters (`ALPHABET`), so a class is a set of those. Names of
+other kinds, as transactional ids, may have any (`any_text`): those that neither ASCII nor the pattern has are alike.
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from headrace.errors import InvalidPattern
@@ -31,21 +34,22 @@ KEPT_MAX: Final = 2000
 
 _WORD: Final = frozenset(string.ascii_letters + string.digits + "_")
 _DIGIT: Final = frozenset(string.digits)
-_NONE: Final[frozenset[str]] = frozenset()
-_CLASSES: Final = {"d": _DIGIT, "w": _WORD, "s": _NONE}
+_ASCII: Final = frozenset(map(chr, range(128)))
+_GRAPH: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
+_CLASSES: Final = {"d": _DIGIT, "w": _WORD, "s": frozenset(" \t\n\f\r")}
 _CONTROLS: Final = {"a": "\a", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\v"}
 _POSIX: Final = {
     "alnum": frozenset(string.ascii_letters + string.digits),
     "alpha": frozenset(string.ascii_letters),
-    "ascii": ALPHABET,
-    "blank": _NONE,
-    "cntrl": _NONE,
+    "ascii": _ASCII,
+    "blank": frozenset(" \t"),
+    "cntrl": _ASCII - _GRAPH - {" "},
     "digit": _DIGIT,
-    "graph": ALPHABET,
+    "graph": _GRAPH,
     "lower": frozenset(string.ascii_lowercase),
-    "print": ALPHABET,
-    "punct": frozenset("._-"),
-    "space": _NONE,
+    "print": _GRAPH | {" "},
+    "punct": frozenset(string.punctuation),
+    "space": frozenset(" \t\n\v\f\r"),
     "upper": frozenset(string.ascii_uppercase),
     "word": _WORD,
     "xdigit": frozenset(string.hexdigits),
@@ -56,9 +60,14 @@ _UNICODE: Final = {
     "Lu": _POSIX["upper"],
     "N": _DIGIT,
     "Nd": _DIGIT,
-    "P": _POSIX["punct"],
+    "P": _POSIX["punct"] - frozenset("$+<=>^`|~"),
     "Latin": _POSIX["alpha"],
 }
+
+_OTHER: Final = "\uffff"
+"""Stands for each character that is not in the alphabet; it is none itself."""
+_RANGE_MAX: Final = 1000
+"""Characters of a range outside of ASCII, as of a script's letters."""
 
 Place = Callable[[str, str], bool]
 """Whether a name may stand here, between this character and the next; "" at the ends."""
@@ -113,8 +122,9 @@ _Node = _Chars | _At | _Sequence | _Choice | _Repeat
 class _Parser:
     """Reads a pattern from left to right; InvalidPattern where it is none, or none that can be had."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, alphabet: frozenset[str]) -> None:
         self._text = text
+        self._alphabet = alphabet
         self._position = 0
         self._depth = 0
 
@@ -170,7 +180,7 @@ class _Parser:
                 end = self._text.find("\\E", self._position)
                 quoted = self._text[self._position : end if end >= 0 else len(self._text)]
                 self._position += len(quoted) + (2 if end >= 0 else 0)
-                parts += [_Chars(_one(char, fold)) for char in quoted]
+                parts += [_Chars(self._one(char, fold)) for char in quoted]
                 continue
             found, fold = self._atom(fold)
             if found is not None:
@@ -211,7 +221,7 @@ class _Parser:
         if char == "[":
             return _Chars(self._class(fold)), fold
         if char == ".":
-            return _Chars(ALPHABET), fold
+            return _Chars(self._alphabet), fold
         if char in "^$":
             return _At(char), fold
         if char in "*+?":
@@ -220,7 +230,7 @@ class _Parser:
             if self._position < len(self._text) and self._text[self._position] in _PLACE_ESCAPES:
                 return _At(_PLACE_ESCAPES[self._next()]), fold
             return _Chars(self._escape(fold)), fold
-        return _Chars(_one(char, fold)), fold
+        return _Chars(self._one(char, fold)), fold
 
     def _group(self, fold: bool) -> tuple[_Node | None, bool]:
         inside = fold
@@ -258,22 +268,22 @@ class _Parser:
                 known = _POSIX.get(name.removeprefix("^"))
                 if known is None:
                     raise self._fault(f"there is no class [:{name}:]")
-                found |= ALPHABET - known if name.startswith("^") else known
+                found |= self._alphabet - known if name.startswith("^") else known
             else:
                 found |= self._range(fold)
             first = False
-        return ALPHABET - found if negated else frozenset(found)
+        return self._alphabet - found if negated else self._alphabet & found
 
     def _range(self, fold: bool) -> frozenset[str]:
         low = self._member(fold)
         if isinstance(low, frozenset) or not self._peek("-") or self._peek("-]"):
-            return low if isinstance(low, frozenset) else _one(low, fold)
+            return low if isinstance(low, frozenset) else self._one(low, fold)
         self._take("-")
         high = self._member(fold)
         if isinstance(high, frozenset) or high < low:
             raise self._fault("a range of characters goes backwards, or to a class")
-        found = frozenset(char for char in ALPHABET if low <= char <= high)
-        return frozenset(same for char in found for same in _one(char, fold))
+        found = frozenset(char for char in self._alphabet if low <= char <= high and char != _OTHER)
+        return frozenset(same for char in found for same in self._one(char, fold))
 
     def _member(self, fold: bool) -> str | frozenset[str]:
         char = self._next()
@@ -291,19 +301,19 @@ class _Parser:
         start = self._position
         literal = self._character()
         if literal is not None:
-            return _one(literal, fold)
+            return self._one(literal, fold)
         self._position = start
         char = self._next()
         if char.lower() in _CLASSES:
             known = _CLASSES[char.lower()]
-            return known if char.islower() else ALPHABET - known
+            return self._alphabet & known if char.islower() else self._alphabet - known
         if char in "pP":
             name = self._until("}") if self._take("{") else self._next()
             negated = (char == "P") != name.startswith("^")
             script = _UNICODE.get(name.removeprefix("^"))
             if script is None:
                 raise self._fault(f"the class {name} of Unicode is not served")
-            return ALPHABET - script if negated else script
+            return self._alphabet - script if negated else self._alphabet & script
         raise self._fault(f"\\{char} is not served")
 
     def _character(self) -> str | None:
@@ -327,9 +337,8 @@ class _Parser:
         except (ValueError, OverflowError):
             raise self._fault(f"{digits} is no character") from None
 
-
-def _one(char: str, fold: bool) -> frozenset[str]:
-    return frozenset((char.lower(), char.upper()) if fold else char) & ALPHABET
+    def _one(self, char: str, fold: bool) -> frozenset[str]:
+        return self._alphabet & frozenset((char.lower(), char.upper()) if fold else char)
 
 
 # The automata.
@@ -416,16 +425,30 @@ class _State:
         self.ends: bool | None = None
 
 
-class TopicPattern:
-    """A regular expression over names of topics. InvalidPattern if it is none."""
+def any_text(pattern: str) -> frozenset[str]:
+    """The alphabet of names that may have any character, as far as this pattern can tell them apart: those of ASCII,
+    and those that it has itself, alone or between the ends of a range."""
+    drawn = {char for char in pattern if not char.isascii()}
+    spelt = {chr(int(digits, 16)) for digits in re.findall(r"\\x\{([0-9a-fA-F]{1,5})\}", pattern)}
+    found = drawn | spelt
+    ends = sorted(found)
+    for low, high in pairwise(ends):
+        if ord(high) - ord(low) <= _RANGE_MAX and len(found) <= PATTERN_CHARS_MAX:
+            found.update(map(chr, range(ord(low), ord(high))))
+    return _ASCII | found | {same for char in found for same in (char.lower(), char.upper())} | {_OTHER}
 
-    def __init__(self, text: str) -> None:
+
+class TopicPattern:
+    """A regular expression over names of topics, or of another alphabet. InvalidPattern if it is none."""
+
+    def __init__(self, text: str, alphabet: frozenset[str] = ALPHABET) -> None:
         if len(text) > PATTERN_CHARS_MAX:
             raise InvalidPattern(f"a regular expression has {len(text)} characters; {PATTERN_CHARS_MAX} are allowed")
         self.text = text
         self.looked_at = 0
         """States of the nondeterministic automaton, over all names until now: what it has cost."""
-        self._automaton = _Automaton(_Parser(text).read())
+        self._alphabet = alphabet
+        self._automaton = _Automaton(_Parser(text, alphabet).read())
         self._forget()
 
     def _forget(self) -> None:
@@ -454,7 +477,8 @@ class TopicPattern:
         automaton = self._automaton
         reached = automaton.reached(state.states, state.previous, char)
         self.looked_at += len(reached)
-        found = frozenset(automaton.leads[one][0] for one in reached if char in (automaton.chars[one] or ()))
+        seen = char if char in self._alphabet else _OTHER
+        found = frozenset(automaton.leads[one][0] for one in reached if seen in (automaton.chars[one] or ()))
         key = found, "_" if char in _WORD else "-"
         lead = self._kept.get(key)
         if lead is None:

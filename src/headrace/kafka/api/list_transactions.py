@@ -1,7 +1,7 @@
 """ListTransactions, versions 0 to 2. 1: only those that are open for longer than a time; 2: a pattern of names.
 
-The transactional ids that this broker coordinates. A pattern has the syntax of patterns of topics, and describes the
-whole name. There may be very many: they are looked through a slice in a turn.
+The transactional ids that this broker coordinates. A pattern has the syntax of patterns of topics, knows every
+character, and describes the whole name. There may be very many: they are looked through a slice in a turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.coordination.waits import pause
 from headrace.errors import ErrorCode, HeadraceError, InvalidPattern
-from headrace.groups.topic_patterns import TopicPattern
+from headrace.groups.topic_patterns import TopicPattern, any_text
 from headrace.kafka.connection import Request
 from headrace.transactions.descriptions import ListFilter
 from headrace.transactions.messages import ListedTransaction
@@ -31,7 +31,7 @@ def handle(request: Request) -> Message | None:
         return _response(ErrorCode.NONE, unknown)
     pattern = body.transactional_id_pattern if request.version >= PATTERN_FROM else None
     try:
-        matches = TopicPattern(pattern).matches_in_time if pattern else None
+        matches = TopicPattern(pattern, any_text(pattern)).matches_in_time if pattern else None
     except HeadraceError as error:
         return _response(error.kafka_code, unknown)
     longer_than_ms = body.duration_filter if request.version >= DURATION_FROM else -1

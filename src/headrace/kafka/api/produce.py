@@ -20,6 +20,7 @@ from headrace.errors import (
     ErrorCode,
     HeadraceError,
     InvalidRecord,
+    InvalidTxnState,
     NotLeader,
     OutOfOrderSequence,
     RequestTimedOut,
@@ -33,7 +34,7 @@ from headrace.kafka.first_writes import Support, Transaction, support_of
 from headrace.kafka.services import Services
 from headrace.partitions.partition import Appended, Partition
 from headrace.partitions.partitions import Failures
-from headrace.records.batch import read_header
+from headrace.records.batch import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL, read_header
 from headrace.storage.log import TopicPartition
 from headrace.wire import produce as wire
 
@@ -134,6 +135,8 @@ class PendingProduce:
         if records is None:
             raise InvalidRecord(f"{partition.topic_partition}: no record batch was sent")
         in_transaction = self._transactional_id is not None
+        if not in_transaction and _is_transactional(records):
+            raise InvalidTxnState(f"{partition.topic_partition}: a transactional batch without a transactional id")
         if in_transaction and self._must_wait(partition, records):
             self._hold(partition, records, rows, index)
             return None
@@ -410,6 +413,8 @@ def handle(
         records = topics[0][2][0][1]
         if partition is not None and records is not None and not _recompressed(services, partition, records):
             try:
+                if transactional_id is None and _is_transactional(records):
+                    raise InvalidTxnState
                 appended = partition.append(records, acks)
             except TransactionUnverified:
                 opens = transactional_id is not None
@@ -432,6 +437,10 @@ def handle(
         for name, topic_id, parts in topics:
             pending.add_topic(name, topic_id, parts)
     services.partitions.at_turn_end(pending.written)
+
+
+def _is_transactional(records: memoryview) -> bool:
+    return len(records) > HEADER_BYTES and records[ATTRIBUTES_AT + 1] & TRANSACTIONAL != 0
 
 
 def _recompressed(services: Services, partition: Partition, records: memoryview) -> bool:

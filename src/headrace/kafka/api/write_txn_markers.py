@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
 from headrace.transactions.marker_appends import Codes
 from headrace.transactions.messages import MarkerRequest, Place
@@ -30,6 +31,9 @@ def handle(request: Request) -> None:
             places,
         )
         number = pending.add(order)
+        if order.producer_id < 0 or order.epoch < 0:
+            pending.written(number, dict.fromkeys(places, ErrorCode.INVALID_REQUEST))
+            continue
         request.services.marker_appends.write(order, places, partial(pending.written, number))
     pending.release()
 
