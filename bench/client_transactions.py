@@ -1,48 +1,66 @@
 """What a transaction costs our own producer: `python bench/client_transactions.py` from the clone's root.
 
-Portions of records by one producer with a transactional id, each a transaction, and by one without, each flushed; they
-take turns in one process, on one broker of default settings. Figures are medians over the rounds. What a transaction
-takes longer is its end: the coordinator writes it down, and a marker into each partition.
+The same records in three ways, by producers that take turns in one process, on one broker of default settings:
+
+    committed     in portions, each a transaction: the program goes on when the commit is answered
+    flushed       in the same portions without transactions, each flushed: the same batches, and the program goes on
+                  when all of them are acknowledged. This is what a commit is to be measured by: both tell the program,
+                  after each portion, that it can be relied on
+    free          without transactions or portions, one flush at the end: what it costs to be told so often
+
+A commit is one more round trip than a flush, after the one that the flush waits for; a single producer cannot overlap
+the two, as it may commit only what is acknowledged. What a transaction costs the broker beside (its record at the
+coordinator, a marker for each partition) is done while the program fills the next one's batches, as far as there is a
+processor for it. Figures are medians over the rounds.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable
+
+from report import machine, table
 
 from headrace import Admin, Producer
 from headrace.testing import TemporaryBroker
 
 PARTITIONS = 4
-VALUE = b"x" * 100
 SIZES = {1_000: 60, 10_000: 20, 100_000: 3}
 """Records of a portion, and how many portions a round has."""
 TOPIC = "portions"
+WARM = 1_000, 20
 
 
-def in_transactions(producer: Producer, size: int, portions: int) -> float:
-    began = time.perf_counter()
+def committed(producer: Producer, value: bytes, size: int, portions: int) -> None:
     for _ in range(portions):
         with producer.transaction() as transaction:
             send = transaction.send
             for _ in range(size):
-                send(TOPIC, VALUE)
-    return time.perf_counter() - began
+                send(TOPIC, value)
 
 
-def flushed(producer: Producer, size: int, portions: int) -> float:
-    began = time.perf_counter()
+def flushed(producer: Producer, value: bytes, size: int, portions: int) -> None:
+    send = producer.send_async
     for _ in range(portions):
-        send = producer.send_async
         for _ in range(size):
-            send(TOPIC, VALUE)
+            send(TOPIC, value)
         producer.flush()
-    return time.perf_counter() - began
+
+
+def free(producer: Producer, value: bytes, size: int, portions: int) -> None:
+    flushed(producer, value, size * portions, 1)
+
+
+Load = Callable[[Producer, bytes, int, int], None]
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--rounds", type=int, default=7)
-    rounds = given.parse_args().rounds
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--bytes", type=int, default=100, help="of a record's value")
+    given = parser.parse_args()
+    value, heading = b"x" * given.bytes, "; ".join(f"{key}: {found}" for key, found in machine().items())
+    rows = []
     with TemporaryBroker() as broker:
         with Admin(broker.bootstrap) as admin:
             admin.create_topic(TOPIC, partitions=PARTITIONS)
@@ -50,20 +68,24 @@ def main() -> None:
             Producer(broker.bootstrap) as plain,
             Producer(broker.bootstrap, transactional_id="bench") as transactional,
         ):
-            flushed(plain, 1_000, 5)
-            in_transactions(transactional, 1_000, 5)
-            print(f"{'records':>8}  {'flushed/s':>12}  {'committed/s':>12}  {'ratio':>6}  {'more ms each':>12}")
+            ways: list[tuple[Load, Producer]] = [(free, plain), (flushed, plain), (committed, transactional)]
+            for way, producer in ways:
+                way(producer, value, *WARM)
             for size, portions in SIZES.items():
-                without, within = [], []
-                for _ in range(rounds):
-                    without.append(flushed(plain, size, portions) / portions)
-                    within.append(in_transactions(transactional, size, portions) / portions)
-                plain_s, transaction_s = statistics.median(without), statistics.median(within)
-                print(
-                    f"{size:>8,}  {size / plain_s:>12,.0f}  {size / transaction_s:>12,.0f}  "
-                    f"{plain_s / transaction_s:>6.2f}  {(transaction_s - plain_s) * 1000:>12.2f}",
-                    flush=True,
-                )
+                taken: dict[Load, list[float]] = {way: [] for way, _ in ways}
+                for nth in range(given.rounds):
+                    for way, producer in ways if nth % 2 == 0 else reversed(ways):
+                        began = time.perf_counter()
+                        way(producer, value, size, portions)
+                        taken[way].append((time.perf_counter() - began) / portions)
+                free_s, flushed_s, committed_s = (statistics.median(taken[way]) for way, _ in ways)
+                rates = [f"{size / seconds:,.0f}" for seconds in (free_s, flushed_s, committed_s)]
+                ratios = [f"{flushed_s / committed_s:.2f}", f"{free_s / committed_s:.2f}"]
+                rows.append([f"{size:,}", *rates, *ratios, f"{(committed_s - flushed_s) * 1000:.2f}"])
+    print(heading)
+    print(f"{PARTITIONS} partitions, values of {given.bytes} bytes, medians of {given.rounds} rounds\n")
+    head = ["records", "free/s", "flushed/s", "committed/s", "committed/flushed", "committed/free", "more ms each"]
+    print(table(head, rows))
 
 
 if __name__ == "__main__":

@@ -274,8 +274,9 @@ def many_ids(count: int) -> list[list[str]]:
         before_mb = memory_mb(broker)
         began = time.perf_counter()
         for first in range(0, count, 100_000):
-            init_all(connection, [f"id-{number}" for number in range(first, min(first + 100_000, count))])
-            say(f"{first + 100_000:,} ids, {memory_mb(broker):.0f} MB")
+            end_before = min(first + 100_000, count)
+            init_all(connection, [f"id-{number}" for number in range(first, end_before)])
+            say(f"{end_before:,} ids, {memory_mb(broker):.0f} MB")
         made_s, with_mb = time.perf_counter() - began, memory_mb(broker)
         connection.close()
         stop_s = broker.stop()
