@@ -95,6 +95,17 @@ def test_http_reads_what_is_committed_unless_asked(broker: Broker, written: str)
 
 
 @proves("T2")
+def test_http_tells_how_far_committed_records_go(broker: Broker, written: str) -> None:
+    found = get(broker, f"/topics/{written}/partitions/0/records?isolation=uncommitted")
+    (described,) = get(broker, f"/topics/{written}")["partition_list"]
+    for told in (found, described):
+        assert (told["high_watermark"] - told["last_stable_offset"]) == 2, "the open one, and what is behind it"
+    path = f"{broker.http}/topics/{written}/partitions/0/records?format=binary"
+    with urllib.request.urlopen(path, timeout=30) as answer:
+        assert int(answer.headers["X-Last-Stable-Offset"]) == found["last_stable_offset"]
+
+
+@proves("T2")
 def test_queries_by_key_find_what_is_committed_unless_asked(broker: Broker, written: str) -> None:
     for isolation, expected in (("", COMMITTED), ("&isolation=uncommitted", ALL)):
         shown = get(broker, f"/topics/{written}/query?key=k&order=offset{isolation}")["records"]

@@ -54,6 +54,7 @@ def test_records_are_read_by_offset_and_count(port: HttpPort) -> None:
         "partition": 0,
         "next_offset": 7,
         "high_watermark": 10,
+        "last_stable_offset": 10,
         "start_offset": 0,
     }
 

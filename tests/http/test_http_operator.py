@@ -75,6 +75,7 @@ def test_topics_are_listed_and_described(port: HttpPort) -> None:
         "role": "leader",
         "start_offset": 0,
         "high_watermark": 1,
+        "last_stable_offset": 1,
         "end_offset": 1,
         "durable_offset": 1,
         "durability": "disk",

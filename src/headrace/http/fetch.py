@@ -11,8 +11,9 @@
     format     `json` (default): records unpacked, text as text, other bytes as base64.
                `binary`: whole record batches as they are in the log, from the one that holds the offset
 
-JSON answers `next_offset`, `high_watermark` and `start_offset` beside the records; binary has them as headers
-X-Next-Offset, X-High-Watermark, X-Start-Offset. A record is in the answer even if it alone is larger than max_bytes.
+JSON answers `next_offset`, `high_watermark`, `last_stable_offset` and `start_offset` beside the records; binary has
+them as headers X-Next-Offset, X-High-Watermark, X-Last-Stable-Offset, X-Start-Offset. A record is in the answer even if
+it alone is larger than max_bytes.
 To read on as a group, commit `next_offset` (http.groups): reading alone commits nothing.
 """
 
@@ -80,6 +81,7 @@ _RECORDS: Final = closed(
         "records": list_of(closed(RECORD_FIELDS, RECORD_BYTES, title="Record")),
         "next_offset": OFFSET,
         "high_watermark": OFFSET,
+        "last_stable_offset": nullable(OFFSET),
         "start_offset": OFFSET,
     },
     title="Records",
@@ -214,6 +216,7 @@ class PendingFetch:
                 "records": [shown_record(record) for record in records],
                 "next_offset": next_offset,
                 "high_watermark": partition.high_watermark,
+                "last_stable_offset": partition.stable_offset_or_none(),
                 "start_offset": partition.start_offset,
             }
         )
@@ -222,9 +225,11 @@ class PendingFetch:
         whole, next_offset = _whole_batches(slices, aborted, self._offset, self._max_records)
         partition.traffic.records_out += next_offset - self._offset
         partition.traffic.bytes_out += sum(piece.count for piece in whole)
+        stable = partition.stable_offset_or_none()
         positions = (
             ("X-Next-Offset", str(next_offset)),
             ("X-High-Watermark", str(partition.high_watermark)),
+            *(() if stable is None else (("X-Last-Stable-Offset", str(stable)),)),
             ("X-Start-Offset", str(partition.start_offset)),
         )
         return Response(200, BINARY, whole, positions)

@@ -712,9 +712,10 @@ class Partition:
             waiting = self._waiting_fetches.items()
             self._waiting_fetches = {waiter: seen for waiter, seen in waiting if not waiter.answered}
             self._tidy_fetches_at = max(TIDY_FETCHES_LEAST, 2 * len(self._waiting_fetches))
-        self._waiting_fetches[waiter] = (self._stable_or_none(), self.log.size_bytes) if committed else None
+        self._waiting_fetches[waiter] = (self.stable_offset_or_none(), self.log.size_bytes) if committed else None
 
-    def _stable_or_none(self) -> int | None:
+    def stable_offset_or_none(self) -> int | None:
+        """The last stable offset, None while it cannot be told."""
         try:
             return self.last_stable_offset
         except HeadraceError:  # who asks for it hears why
@@ -748,7 +749,7 @@ class Partition:
 
     def _wake_committed(self, waiter: FetchWaiter, seen: StableSeen, size: int) -> StableSeen:
         """Tell it if there is more that is decided; answers what it has seen now."""
-        stable, size_before = self._stable_or_none(), seen[1]
+        stable, size_before = self.stable_offset_or_none(), seen[1]
         if stable is not None and stable == seen[0]:
             waiter.grew(0)
             return seen

@@ -278,8 +278,8 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "transaction.state.log.replication.factor",
         "int",
         0,
-        "replicas of __transaction_state when it is created, which waits for so many brokers; 0: as for "
-        "__consumer_offsets",
+        "replicas of __transaction_state when it is created, which waits for so many brokers, and not later: it grows "
+        "with offsets.topic.replication.factor; 0: as for __consumer_offsets",
         "replicas",
         0,
         1000,
