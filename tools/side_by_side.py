@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
+import spark_classes
 from needs import TESTS, needs_of, tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,8 +77,7 @@ WITH_PROCESSES = (
     "system",
 )
 """Tests that start brokers, clients or whole simulated clusters, or use real sockets and disks: not quick."""
-# A JVM of the tests lives for minutes at most: its optimising compiler takes more time than it gives.
-ENVIRONMENT = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+ENVIRONMENT = {"SPARK_SUBMIT_OPTS": spark_classes.OPTIONS}
 OUTCOMES = ("passed", "skipped", "failed")
 NOTHING_COLLECTED = 5
 STOPPED = -1
@@ -163,9 +163,11 @@ def run(proven: Path, arguments: list[str]) -> int:
     for file in files.values():  # a part that does not come to its end would be spoken for by the last run's
         file.unlink(missing_ok=True)
     tests = {name: [*pytest, "--proven", str(files[name]), *chosen] for name, chosen in parts.items()}
-    # The longest first, so that the lanes end together; the checks early, because they fail early.
-    first = {name: tests.pop(name) for name in ("pipelines", "spark")}
-    tests = {name: tests.pop(name) for name in ("others", "client", "cli", "clusters")} | tests
+    # The longest first, so that the lanes end together; the checks early, because they fail early. When they are done,
+    # the first part has made the classes that every JVM of the next one maps.
+    tests["pipelines"] = [sys.executable, "tools/spark_classes.py", *tests["pipelines"]]
+    first = {name: tests.pop(name) for name in ("pipelines", "others")}
+    tests = {name: tests.pop(name) for name in ("spark", "client", "cli", "clusters")} | tests
     lanes = Lanes({**first, "checks": ["make", "--no-print-directory", "check"], **tests}, "checks")
     lanes.run()
     tell_all(lanes, time.monotonic() - began)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # Processes that live for seconds are not worth the optimising compiler.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SHORT_LIVED = os.environ.get("SPARK_SUBMIT_OPTS") or "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""`make test` has options of its own, with which JVMs start sooner (tools/spark_classes.py)."""
 SETTINGS = {
     "spark.driver.extraJavaOptions": SHORT_LIVED,
     "spark.executor.extraJavaOptions": SHORT_LIVED,
