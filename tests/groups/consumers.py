@@ -133,6 +133,8 @@ class Consumer:
         self.owned: Assignment = {}
         self.waiting: Waiter[ConsumerReply] | None = None
         self.is_whole = True
+        self._asked = (topics, pattern)
+        """What it wanted when it sent its last heartbeat: that is what an answer is to."""
 
     @property
     def partitions(self) -> list[tuple[str, int]]:
@@ -161,6 +163,7 @@ class Consumer:
         )
 
     def send(self) -> Waiter[ConsumerReply]:
+        self._asked = (self.topics, self.pattern)
         self.waiting = self.scene.heartbeat(self.request(), self.group)
         return self.waiting
 
@@ -178,7 +181,7 @@ class Consumer:
         elif reply.error_code != ErrorCode.NONE:
             self.is_whole = True
         else:
-            self.is_whole = False
+            self.is_whole = self._asked != (self.topics, self.pattern)
             self.epoch = reply.member_epoch
             if reply.assignment is not None:
                 self.owned = reply.assignment
