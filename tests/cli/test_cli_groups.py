@@ -20,23 +20,23 @@ Start = Callable[..., Running]
 
 
 @pytest.fixture
-def group(run: Run, topic: MakeTopic) -> tuple[str, str]:
+def group(inside: Run, topic: MakeTopic) -> tuple[str, str]:
     """A topic of two partitions with three records in each, and a group that has read all."""
     name = topic(2)
     for partition in ("0", "1"):
-        run("produce", name, "--partition", partition, stdin="a\nb\nc\n")
+        inside("produce", name, "--partition", partition, stdin="a\nb\nc\n")
     group_id = f"group-of-{name}"
-    assert len(run("consume", name, "--group", group_id).stdout.split()) == 6
+    assert len(inside("consume", name, "--group", group_id).stdout.split()) == 6
     return group_id, name
 
 
-def described(run: Run, group_id: str) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(run("group", "describe", group_id, "--json").stdout)
+def described(inside: Run, group_id: str) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(inside("group", "describe", group_id, "--json").stdout)
     return shown
 
 
-def committed(run: Run, group_id: str) -> list[int]:
-    return [row["committed"] for row in described(run, group_id)["partitions"]]
+def committed(inside: Run, group_id: str) -> list[int]:
+    return [row["committed"] for row in described(inside, group_id)["partitions"]]
 
 
 def test_groups_are_listed_and_their_lag_is_shown(run: Run, group: tuple[str, str]) -> None:
@@ -54,7 +54,9 @@ def test_groups_are_listed_and_their_lag_is_shown(run: Run, group: tuple[str, st
 
 
 @proves("N1")
-def test_a_group_of_the_consumer_protocol_is_shown_with_its_epochs(run: Run, broker: Broker, topic: MakeTopic) -> None:
+def test_a_group_of_the_consumer_protocol_is_shown_with_its_epochs(
+    inside: Run, broker: Broker, topic: MakeTopic
+) -> None:
     name = topic(2)
     group_id = f"group-of-{name}"
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": group_id, "group.protocol": "consumer"}
@@ -62,37 +64,37 @@ def test_a_group_of_the_consumer_protocol_is_shown_with_its_epochs(run: Run, bro
     try:
         consumer.subscribe([name])
         wait_for("partitions", lambda: consumer.poll(0.05) or len(consumer.assignment()) == 2)
-        listed = {row["group"]: row["type"] for row in json.loads(run("group", "list", "--json").stdout)}
+        listed = {row["group"]: row["type"] for row in json.loads(inside("group", "list", "--json").stdout)}
         assert listed[group_id] == "consumer"
-        shown = described(run, group_id)
+        shown = described(inside, group_id)
         assert (shown["state"], shown["type"], shown["assignor"]) == ("Stable", "consumer", "uniform")
         assert (shown["epoch"], shown["assignment_epoch"]) == (1, 1)
         (member,) = shown["members"]
         assert (member["client"], member["partitions"], member["target"], member["epoch"]) == ("reader", 2, 2, 1)
-        lines = run("group", "describe", group_id).stdout.splitlines()
+        lines = inside("group", "describe", group_id).stdout.splitlines()
         assert lines[0] == f"group {group_id}, Stable, assignor uniform, epoch 1, assigned in 1, lag 0"
-        assert "stop its consumers first" in run("group", "delete", group_id, exit_code=1).stderr
+        assert "stop its consumers first" in inside("group", "delete", group_id, exit_code=1).stderr
     finally:
         consumer.close()
-    run("group", "delete", group_id)
-    assert "group" in run("group", "describe", group_id, exit_code=1).stderr
+    inside("group", "delete", group_id)
+    assert "group" in inside("group", "describe", group_id, exit_code=1).stderr
 
 
-def test_members_are_shown_and_protect_the_group(run: Run, start: Start, group: tuple[str, str]) -> None:
+def test_members_are_shown_and_protect_the_group(inside: Run, start: Start, group: tuple[str, str]) -> None:
     group_id, name = group
     member = start("consume", name, "--group", group_id, "--follow")
-    run("produce", name, "--partition", "0", stdin="hello\n")
+    inside("produce", name, "--partition", "0", stdin="hello\n")
     assert member.lines(1) == ["hello"]
-    shown = described(run, group_id)
+    shown = described(inside, group_id)
     assert (shown["state"], shown["assignor"]) == ("Stable", "range")
     assert [m["partitions"] for m in shown["members"]] == [2]
     assert {row["member"] for row in shown["partitions"]} == {shown["members"][0]["member"]}
-    assert "stop its consumers first" in run("group", "reset", group_id, "--to", "earliest", exit_code=1).stderr
-    assert "stop its consumers first" in run("group", "delete", group_id, exit_code=1).stderr
+    assert "stop its consumers first" in inside("group", "reset", group_id, "--to", "earliest", exit_code=1).stderr
+    assert "stop its consumers first" in inside("group", "delete", group_id, exit_code=1).stderr
     code, _ = member.interrupt()
     assert code == 130
-    assert committed(run, group_id) == [4, 3], "what was printed is committed on the way out"
-    assert described(run, group_id)["members"] == []
+    assert committed(inside, group_id) == [4, 3], "what was printed is committed on the way out"
+    assert described(inside, group_id)["members"] == []
 
 
 @proves("U1")
@@ -109,19 +111,19 @@ def test_a_sigterm_lets_the_member_leave_at_once(inside: Run, start: Start, topi
     assert committed(inside, group_id) == [3], "what was printed is committed on the way out"
 
 
-def test_two_members_share_a_topic(run: Run, start: Start, topic: MakeTopic) -> None:
+def test_two_members_share_a_topic(inside: Run, start: Start, topic: MakeTopic) -> None:
     name = topic(2)
     group_id = f"group-of-{name}"
     members = [start("consume", name, "--group", group_id, "--follow") for _ in range(2)]
-    wait_for("both members", lambda: [m["partitions"] for m in settled(run, group_id)] == [1, 1])
+    wait_for("both members", lambda: [m["partitions"] for m in settled(inside, group_id)] == [1, 1])
     for partition in ("0", "1"):
-        run("produce", name, "--partition", partition, stdin="x\n")
+        inside("produce", name, "--partition", partition, stdin="x\n")
     assert [member.lines(1) for member in members] == [["x"], ["x"]]
 
 
-def settled(run: Run, group_id: str) -> list[dict[str, Any]]:
+def settled(inside: Run, group_id: str) -> list[dict[str, Any]]:
     try:
-        shown = described(run, group_id)
+        shown = described(inside, group_id)
     except AssertionError:
         return []  # Neither has joined yet.
     return list(shown["members"]) if shown["state"] == "Stable" else []
@@ -132,23 +134,23 @@ def settled(run: Run, group_id: str) -> list[dict[str, Any]]:
     [("earliest", [0, 0]), ("latest", [3, 3]), ("2", [2, 2]), ("99", [3, 3]), ("1h ago", [0, 0]), ("now", [3, 3])],
 )
 def test_a_group_is_reset_to_a_place_or_a_time(
-    run: Run, group: tuple[str, str], target: str, expected: list[int]
+    inside: Run, group: tuple[str, str], target: str, expected: list[int]
 ) -> None:
     group_id, name = group
-    shown = json.loads(run("group", "reset", group_id, "--to", target, "--dry-run", "--json").stdout)
+    shown = json.loads(inside("group", "reset", group_id, "--to", target, "--dry-run", "--json").stdout)
     assert shown["partitions"] == [
         {"topic": name, "partition": n, "committed": 3, "new": expected[n]} for n in range(2)
     ]
-    assert committed(run, group_id) == [3, 3], "a dry run changes nothing"
-    run("group", "reset", group_id, "--to", target)
-    assert committed(run, group_id) == expected
+    assert committed(inside, group_id) == [3, 3], "a dry run changes nothing"
+    inside("group", "reset", group_id, "--to", target)
+    assert committed(inside, group_id) == expected
 
 
 @proves("U1")
-def test_a_reset_says_that_a_log_does_not_reach_so_far(run: Run, group: tuple[str, str]) -> None:
+def test_a_reset_says_that_a_log_does_not_reach_so_far(inside: Run, group: tuple[str, str]) -> None:
     group_id, name = group
-    assert run("group", "reset", group_id, "--to", "2", "--dry-run").stderr == ""
-    told = run("group", "reset", group_id, "--to", "99", "--dry-run").stderr.splitlines()
+    assert inside("group", "reset", group_id, "--to", "2", "--dry-run").stderr == ""
+    told = inside("group", "reset", group_id, "--to", "99", "--dry-run").stderr.splitlines()
     assert told == [f"headrace: {name}-{n} does not have offset 99; 3 is the nearest" for n in range(2)]
 
 
@@ -168,39 +170,39 @@ def test_seconds_since_1970_are_not_taken_for_milliseconds(inside: Run, topic: M
     assert "neither seconds since 1970" in reset(f"@{an_hour_on}000000", exit_code=2)
 
 
-def test_only_what_is_named_is_reset(run: Run, group: tuple[str, str]) -> None:
+def test_only_what_is_named_is_reset(inside: Run, group: tuple[str, str]) -> None:
     group_id, name = group
-    run("group", "reset", group_id, "--to", "1", "--topic", name, "--partition", "1")
-    assert committed(run, group_id) == [3, 1]
+    inside("group", "reset", group_id, "--to", "1", "--topic", name, "--partition", "1")
+    assert committed(inside, group_id) == [3, 1]
     fresh = f"fresh-{group_id}"
-    assert "--topic" in run("group", "reset", fresh, "--to", "latest", exit_code=1).stderr
-    run("group", "reset", fresh, "--to", "latest", "--topic", name)
-    assert committed(run, fresh) == [3, 3]
-    run("group", "reset", fresh, "--to", "nonsense", exit_code=2)
+    assert "--topic" in inside("group", "reset", fresh, "--to", "latest", exit_code=1).stderr
+    inside("group", "reset", fresh, "--to", "latest", "--topic", name)
+    assert committed(inside, fresh) == [3, 3]
+    inside("group", "reset", fresh, "--to", "nonsense", exit_code=2)
 
 
-def test_a_group_is_deleted(run: Run, group: tuple[str, str]) -> None:
+def test_a_group_is_deleted(inside: Run, group: tuple[str, str]) -> None:
     group_id, _ = group
-    assert run("group", "delete", group_id).stdout == f"deleted group {group_id}\n"
-    assert "there is no such group" in run("group", "describe", group_id, exit_code=1).stderr
-    assert "there is no such group" in run("group", "delete", group_id, exit_code=1).stderr
+    assert inside("group", "delete", group_id).stdout == f"deleted group {group_id}\n"
+    assert "there is no such group" in inside("group", "describe", group_id, exit_code=1).stderr
+    assert "there is no such group" in inside("group", "delete", group_id, exit_code=1).stderr
 
 
-def test_settings_of_a_group_are_shown_set_and_unset(run: Run) -> None:
+def test_settings_of_a_group_are_shown_set_and_unset(inside: Run) -> None:
     """They are kept by name, whether the group is there or not."""
 
     def values() -> dict[str, tuple[str, str]]:
-        rows = json.loads(run("config", "describe", "group", "readers", "--json").stdout)
+        rows = json.loads(inside("config", "describe", "group", "readers", "--json").stdout)
         return {row["setting"]: (row["value"], row["source"]) for row in rows}
 
     before = values()
     assert before["consumer.session.timeout.ms"] == ("45000", "default")
-    assert run("config", "set", "group", "readers", "consumer.session.timeout.ms=20000").stdout == (
+    assert inside("config", "set", "group", "readers", "consumer.session.timeout.ms=20000").stdout == (
         "changed group readers\n"
     )
     assert values()["consumer.session.timeout.ms"] == ("20000", "group")
-    assert "consumer.session.timeout.ms" in run("config", "describe", "group", "readers", "--changed").stdout
-    run("config", "unset", "group", "readers", "consumer.session.timeout.ms")
+    assert "consumer.session.timeout.ms" in inside("config", "describe", "group", "readers", "--changed").stdout
+    inside("config", "unset", "group", "readers", "consumer.session.timeout.ms")
     assert values() == before
-    refused = run("config", "set", "group", "readers", "retention.ms=1", exit_code=1)
+    refused = inside("config", "set", "group", "readers", "retention.ms=1", exit_code=1)
     assert "retention.ms" in refused.stderr

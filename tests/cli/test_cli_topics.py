@@ -78,19 +78,19 @@ def test_tables_without_a_terminal_are_aligned_text(run: Run, topic: Callable[..
 
 
 @proves("F1", "G7")
-def test_the_named_levels_and_what_each_can_lose(alone: Run, run: Run, topic: Callable[..., str]) -> None:
+def test_the_named_levels_and_what_each_can_lose(alone: Run, inside: Run, topic: Callable[..., str]) -> None:
     rows = {row["level"]: row for row in json.loads(alone("topic", "levels", "--json").stdout)}
     assert [name for name, row in rows.items() if not row["lossy"]] == ["all-replicas"]
     assert all(row["loses_records_when"] and row["is_unavailable"] for row in rows.values())
     shown = alone("topic", "levels").stdout
     assert all(f"\n{name} " in shown for name in rows)
     lossy = topic(1, "--config", "reliability=local-disk")
-    assert json.loads(run("topic", "describe", lossy, "--json").stdout)["lossy"] is True
-    assert "lossy: acks=-1" in run("topic", "describe", lossy).stdout
-    assert json.loads(run("topic", "describe", topic(1), "--json").stdout)["lossy"] is False
+    assert json.loads(inside("topic", "describe", lossy, "--json").stdout)["lossy"] is True
+    assert "lossy: acks=-1" in inside("topic", "describe", lossy).stdout
+    assert json.loads(inside("topic", "describe", topic(1), "--json").stdout)["lossy"] is False
 
 
-def test_what_the_broker_refuses_is_one_line_and_exit_code_1(run: Run, topic: Callable[..., str]) -> None:
+def test_what_the_broker_refuses_is_one_line_and_exit_code_1(inside: Run, topic: Callable[..., str]) -> None:
     name = topic(2)
     for arguments in (
         ("topic", "create", name),
@@ -104,36 +104,36 @@ def test_what_the_broker_refuses_is_one_line_and_exit_code_1(run: Run, topic: Ca
         ("consume", "not-there"),
         ("consume", name, "--partition", "2"),
     ):
-        done = run(*arguments, exit_code=1)
+        done = inside(*arguments, exit_code=1)
         assert done.stderr.startswith("headrace: ")
         assert done.stderr.count("\n") == 1
 
 
-def test_settings_of_a_topic_are_shown_set_and_unset(run: Run, topic: Callable[..., str]) -> None:
+def test_settings_of_a_topic_are_shown_set_and_unset(inside: Run, topic: Callable[..., str]) -> None:
     name = topic(1)
 
     def value(setting: str) -> tuple[str, str]:
-        rows = json.loads(run("config", "describe", "topic", name, "--json").stdout)
+        rows = json.loads(inside("config", "describe", "topic", name, "--json").stdout)
         return next((row["value"], row["source"]) for row in rows if row["setting"] == setting)
 
     before = value("retention.ms")
-    run("config", "set", "topic", name, "retention.ms=7200000", "flush.messages=9")
+    inside("config", "set", "topic", name, "retention.ms=7200000", "flush.messages=9")
     assert value("retention.ms") == ("7200000", "topic")
     assert value("flush.messages") == ("9", "topic")
-    run("config", "unset", "topic", name, "retention.ms")
+    inside("config", "unset", "topic", name, "retention.ms")
     assert value("retention.ms") == before
-    changed = run("config", "describe", "topic", name, "--changed").stdout
+    changed = inside("config", "describe", "topic", name, "--changed").stdout
     assert "flush.messages" in changed
     assert "retention.ms" not in changed
 
 
-def test_the_cluster_and_its_brokers_are_described(run: Run) -> None:
-    described = json.loads(run("cluster", "describe", "--json").stdout)
+def test_the_cluster_and_its_brokers_are_described(inside: Run) -> None:
+    described = json.loads(inside("cluster", "describe", "--json").stdout)
     (broker,) = described["brokers"]
     assert broker["controller"] is True
     assert broker["layout"] == os.environ.get(LAYOUT_VARIABLE, "partitioned")
-    assert run("cluster", "describe").stdout.startswith(f"cluster {described['cluster_id']}\n")
-    rows = json.loads(run("config", "describe", "broker", str(broker["broker"]), "--json").stdout)
+    assert inside("cluster", "describe").stdout.startswith(f"cluster {described['cluster_id']}\n")
+    rows = json.loads(inside("config", "describe", "broker", str(broker["broker"]), "--json").stdout)
     assert "node.id" in {row["setting"] for row in rows}
 
 
