@@ -3,7 +3,7 @@
     side_by_side.py --proven FILE [arguments of pytest]     all of it
     side_by_side.py --quick [arguments of pytest]           what a minute allows
 
-Tests wait for other processes half of the time, so three lanes keep two cores busy. The parts: tests of Spark's
+Tests wait for other processes half of the time, so four lanes keep two cores busy. The parts: tests of Spark's
 pipelines and of its sources and sinks, each on a JVM of its own; the checks; tests of our client, with other clients,
 of the commands, with brokers, with clusters, and all others; some of the broker's once more on the other layout of
 its data.
@@ -36,7 +36,7 @@ from needs import TESTS, needs_of, tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".work"
-LANES = 3
+LANES = 4
 QUICK_LANES = 2
 FOLDERS = {
     "pipelines": ("tests/pipelines",),
@@ -166,8 +166,8 @@ def run(proven: Path, arguments: list[str]) -> int:
     # The longest first, so that the lanes end together; the checks early, because they fail early. When they are done,
     # the first part has made the classes that every JVM of the next one maps.
     tests["pipelines"] = [sys.executable, "tools/spark_classes.py", *tests["pipelines"]]
-    first = {name: tests.pop(name) for name in ("pipelines", "others")}
-    tests = {name: tests.pop(name) for name in ("spark", "client", "cli", "clusters")} | tests
+    first = {name: tests.pop(name) for name in ("pipelines", "others", "client")}
+    tests = {name: tests.pop(name) for name in ("spark", "clusters", "cli")} | tests
     lanes = Lanes({**first, "checks": ["make", "--no-print-directory", "check"], **tests}, "checks")
     lanes.run()
     tell_all(lanes, time.monotonic() - began)
