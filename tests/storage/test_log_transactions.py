@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from crc32c import crc32c
 
+from headrace.ports.disk import read_whole
 from headrace.records import kernel
 from headrace.records.batch import read_header
 from headrace.storage import producers
@@ -19,6 +21,7 @@ from headrace.storage.aborted import (
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.local_log import LocalLog
 from headrace.storage.log import Log
+from headrace.storage.offline import verify
 from headrace.storage.offline.convert import ConversionOptions, convert
 from headrace.storage.producers import ProducerState, SequencedBatch, Snapshot
 from headrace.storage.transactions import Transactions
@@ -127,6 +130,44 @@ def test_an_index_that_is_damaged_is_made_again(harness: Harness) -> None:
         harness.disk.flip(f"{FOLDER}/{name}", 9)
     harness.open()
     assert aborted(harness.log()) == before
+
+
+@proves("T2")
+@pytest.mark.parametrize("wrong", ["", "a byte", "a file", "an entry", "a transaction"])
+def test_an_index_that_does_not_agree_with_the_log_is_named_offline(harness: Harness, wrong: str) -> None:
+    """An entry too few, or of another producer, in an index and a snapshot that are whole: readers would get it."""
+    log = harness.log(segment_bytes=1 << 20)
+    transact(harness, log, Writer(), 30)
+    assert harness.store is not None
+    harness.store.close()
+    disk = harness.disk
+    assert isinstance(disk, VirtualDisk)
+    (index,) = [f"{FOLDER}/{name}" for name in disk.list(FOLDER) if name.endswith(".txnindex")]
+    newest = max(f"{FOLDER}/{name}" for name in disk.list(FOLDER) if name.endswith(".snapshot"))
+    entries = list(ENTRY.iter_unpack(read_whole(disk, index)))
+    if wrong == "a byte":
+        disk.flip(index, 9)
+    elif wrong == "a file":
+        disk.remove(index)
+    elif wrong:
+        snapshot = producers.decode_snapshot(read_whole(disk, newest))
+        assert snapshot is not None
+        del entries[3]
+        if wrong == "an entry":
+            entries.insert(3, (77, *entries[2][1:]))
+        packed = b"".join(ENTRY.pack(*each) for each in entries)
+        described = snapshot.files[0]._replace(entry_count=len(entries), crc=crc32c(packed))
+        for path, data in (
+            (index, packed),
+            (newest, producers.encode_snapshot(snapshot._replace(files=(described,)))),
+        ):
+            file = disk.open(path, writable=True)
+            file.truncate(0)
+            file.pwritev([data], 0)
+            file.close()
+    found = [each for report in verify.reports(disk, "/data") for each in report.problems]
+    assert bool(found) == bool(wrong), found
+    assert all("transaction" in each.what for each in found)
 
 
 @proves("T2")

@@ -25,7 +25,7 @@ from headrace.storage.log import TopicPartition
 from headrace.storage.offline.commitlog_survey import Folder, Partition
 from headrace.storage.offline.overlay import OverlayDisk
 from headrace.storage.offline.report import CommitFileReport, DumpedBatch, PartitionReport, Problem, SegmentReport
-from headrace.storage.offline.transactions import TransactionSurvey
+from headrace.storage.offline.transactions import TransactionSurvey, index_faults
 from headrace.storage.producers import SNAPSHOT
 from headrace.storage.scan import Broken, Chain, scan, walk
 
@@ -100,6 +100,12 @@ class _PartitionCheck:
             self._compare_with_queue(queue)
         self._snapshots()
         self._compare_with_checkpoint()
+        if not self.problems:
+            # Whether a partition was compacted, its frames do not tell: what was taken is not looked for.
+            for path, what in index_faults(
+                self.disk, each.path, self.transactions, each.start_offset, each.end_offset, compacted=True
+            ):
+                self._add(path, what)
         return PartitionReport(
             each.topic_partition,
             each.path,

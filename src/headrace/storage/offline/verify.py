@@ -3,7 +3,8 @@
 Nothing is changed. A folder of the layout `shared` is read by `commitlog_verify`; the rest here is for `partitioned`.
 Every byte of a `.log` is covered: what no batch's CRC covers (see `scan`) is told by the chain of
 offsets, by the epochs file and, in compacted segments, by the `.sum`. Indexes are compared with the log entry by
-entry and with their own CRC; snapshots, epochs and the checkpoint bear a CRC each.
+entry and with their own CRC; snapshots, epochs and the checkpoint bear a CRC each. The index of aborted transactions is
+compared with a log that is whole.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from headrace.storage.offline.report import (
     Problem,
     SegmentReport,
 )
-from headrace.storage.offline.transactions import TransactionSurvey
+from headrace.storage.offline.transactions import TransactionSurvey, index_faults
 from headrace.storage.producers import SNAPSHOT
 from headrace.storage.scan import Broken, Chain, scan
 from headrace.storage.segments.index import LOW_HALF, TIME_ENTRY, OffsetIndex, SegmentIndex, TimeIndex, closed_entries
@@ -148,6 +149,12 @@ class _Partition:
         end_offset = reports[-1].next_offset if reports else 0
         self._compare_with_checkpoint(end_offset, reports)
         start_offset = bases[0] if bases else 0
+        if not self._problems:
+            compacted = any(each.compacted for each in reports)
+            for path, what in index_faults(
+                self._disk, self._path, transactions, start_offset, end_offset, compacted=compacted
+            ):
+                self._problem(path, what)
         if self._point is not None:
             start_offset = max(start_offset, self._point.start_offset)
         return PartitionReport(
