@@ -9,6 +9,7 @@ import pytest
 from groups.consumers import Consumer, ConsumerScene, settle, topic_id
 from groups.scene import GROUP, LIMITS
 from headrace.errors import ErrorCode
+from headrace.groups import topic_catalog, topic_patterns
 from headrace.groups.consumer_messages import JOINING, ConsumerHeartbeat
 from headrace.groups.consumer_records import MemberState, RecordKind, decode_key
 from headrace.groups.limits import ConsumerLimits
@@ -347,6 +348,26 @@ def test_a_pattern_follows_the_topics() -> None:
     assert one.partitions == [("other", 0)]
     described = scene.described().members[0]
     assert (described.topics, described.pattern) == (("other",), None)
+
+
+def test_a_pattern_that_takes_too_long_later_stands_for_nothing_and_that_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = scene_of("logs-a", "logs-b", partitions=1)
+    one = scene.member(pattern="logs-.*")
+    assert one.partitions == [("logs-a", 0), ("logs-b", 0)]
+    catalog = scene.coordinator.catalog
+    monkeypatch.setattr(topic_catalog, "PATTERNS_MAX", 1)
+    catalog.matching("other")  # what the first one stands for is not kept any more
+    monkeypatch.setattr(topic_patterns, "LOOKED_AT_MAX", 0)
+    for name in ("logs-c", "logs-d"):
+        scene.topic(name, 1)
+        one.beat()
+    settle(one)
+    assert one.partitions == []
+    told = [each.getMessage() for each in caplog.records if "stands for no topic" in each.getMessage()]
+    assert len(told) == 1
+    assert "'logs-.*' takes too long" in told[0]
 
 
 def test_a_pattern_and_topics_together() -> None:

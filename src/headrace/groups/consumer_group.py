@@ -18,6 +18,7 @@ way are not kept.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ from headrace.groups.messages import (
 from headrace.groups.records import encode_group_key
 from headrace.groups.roster import member_fault
 from headrace.groups.topic_catalog import TopicCatalog
+
+logger = logging.getLogger(__name__)
 
 COMPUTE_SECONDS_PER_MEMBER: Final = 20e-6
 COMPUTE_SECONDS_PER_PARTITION: Final = 5e-6
@@ -160,6 +163,8 @@ class ConsumerGroup:
         self._ends_classic = False
         """A record of the classic group that it was has to go."""
         self._patterns: dict[str, frozenset[str]] = {}
+        self._dumb_patterns: set[str] = set()
+        """Of `_patterns`, those that cannot be looked for: it was told that they stand for nothing."""
         self._later_patterns: set[str] = set()
         """New ones of members that name topics too: they count from the next heartbeat on. Kafka looks for what matches
         after its answer, and clients take it that the topics named come first."""
@@ -576,6 +581,7 @@ class ConsumerGroup:
         texts -= self._later_patterns
         for text in self._patterns.keys() - texts:
             del self._patterns[text]
+            self._dumb_patterns.discard(text)
             self._mark(RecordKind.PATTERN, text)
         found: set[str] = set()
         for text in texts:
@@ -590,11 +596,17 @@ class ConsumerGroup:
         self._topics_hash = self._catalog.digest(found)
 
     def _matching(self, text: str) -> frozenset[str]:
-        """An expression that another broker has taken and that is none here stands for nothing."""
+        """An expression that was taken, and that is none here, or takes too long over the topics that there are now,
+        stands for nothing. That is told once."""
         try:
-            return self._catalog.matching(text)
-        except InvalidPattern:
+            found = self._catalog.matching(text)
+        except InvalidPattern as error:
+            if text not in self._dumb_patterns:
+                self._dumb_patterns.add(text)
+                logger.warning("group %s: a subscription stands for no topic: %s", self.group_id, error)
             return frozenset()
+        self._dumb_patterns.discard(text)
+        return found
 
     def _by_id(self, partitions: PartitionsByName) -> Assignment:
         topics = self._catalog.topics
