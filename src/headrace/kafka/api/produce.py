@@ -38,6 +38,8 @@ from headrace.records.batch import ATTRIBUTES_AT, HEADER_BYTES, TRANSACTIONAL, r
 from headrace.storage.log import TopicPartition
 from headrace.wire import produce as wire
 
+_FLAGS_AT: Final = ATTRIBUTES_AT + 1
+"""The lower byte of a batch's attributes."""
 ABORTABLE_FROM: Final = 11
 
 Row = wire.ResponsePartition
@@ -413,7 +415,8 @@ def handle(
         records = topics[0][2][0][1]
         if partition is not None and records is not None and not _recompressed(services, partition, records):
             try:
-                if transactional_id is None and _is_transactional(records):
+                # As `_is_transactional`, without a call for each plain batch.
+                if transactional_id is None and len(records) > HEADER_BYTES and records[_FLAGS_AT] & TRANSACTIONAL:
                     raise InvalidTxnState
                 appended = partition.append(records, acks)
             except TransactionUnverified:
@@ -440,7 +443,7 @@ def handle(
 
 
 def _is_transactional(records: memoryview) -> bool:
-    return len(records) > HEADER_BYTES and records[ATTRIBUTES_AT + 1] & TRANSACTIONAL != 0
+    return len(records) > HEADER_BYTES and records[_FLAGS_AT] & TRANSACTIONAL != 0
 
 
 def _recompressed(services: Services, partition: Partition, records: memoryview) -> bool:
