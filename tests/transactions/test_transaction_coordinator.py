@@ -124,6 +124,23 @@ def test_a_newer_epoch_than_was_handed_out_is_refused_only_by_who_is_still_the_c
     assert scene.add(replace(producer, epoch=-1)).reply == ErrorCode.PRODUCER_FENCED
 
 
+@proves("T2")
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [(OK, ErrorCode.INVALID_TXN_STATE), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)],
+)
+def test_that_no_transaction_is_open_is_told_only_by_who_is_still_the_coordinator(
+    scene: Scene, stored: int, told: int
+) -> None:
+    """A later coordinator may have heard of one: its producer would give up."""
+    producer = scene.init().reply
+    scene.held = True
+    ending = scene.end(producer)
+    assert not ending.answered
+    scene.acknowledge(stored)
+    assert ending.reply.error_code == told
+
+
 def test_the_end_that_all_have_marked_is_stored_however_often_it_takes(scene: Scene) -> None:
     producer = scene.begun()
     scene.markers_held = True

@@ -250,9 +250,11 @@ class TransactionCoordinator:
     def _refuse(
         self, entry: Entry, request: InitRequest | AddRequest | EndRequest, code: int, refuse: Callable[[int], None]
     ) -> None:
-        """Who is told that it is fenced gives up. One with a newer epoch than was handed out here may have it from a
-        later coordinator: only a broker that can still append is the one that knows better."""
-        if code != ErrorCode.PRODUCER_FENCED or not table.is_ahead(entry.kept, request.producer_id, request.epoch):
+        """Who hears this may give up. One with a newer epoch than was handed out here, or whose transaction is not open
+        here, may have that from a later coordinator: only a broker that can still append is the one that knows better.
+        """
+        is_ahead = table.is_ahead(entry.kept, request.producer_id, request.epoch)
+        if code != ErrorCode.INVALID_TXN_STATE and not (code == ErrorCode.PRODUCER_FENCED and is_ahead):
             refuse(code)
         elif entry.busy or entry.kept is None:
             refuse(ErrorCode.NOT_COORDINATOR)
