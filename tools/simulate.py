@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Run seeds of the simulator, on all cores: `tools/simulate.py 1-2000`. One seed alone is told in full.
+"""Run seeds of the simulator, on all cores: `tools/simulate.py 1-2000`. One seed alone is told in full; with
+`--transactions` only those run that have some, one in five.
 
 Prints a line as it goes; at the end how often each fault was injected, and the seeds that broke a rule, each with the
 faults and the last events of its run. A seed gives the same run every time.
@@ -15,7 +16,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headrace.simulator.cluster import Outcome, simulate
 from headrace.simulator.scenario import draw
@@ -42,7 +43,7 @@ def parse_seeds(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
+def outcomes(seeds: Sequence[int], processes: int) -> Iterator[Outcome]:
     """Processes are forked from one that has run seeds already, so that codecs and caches are built once."""
     quieten()
     if len(seeds) == 1:
@@ -71,13 +72,17 @@ def main() -> int:
     parser.add_argument("seeds", type=parse_seeds, help="one seed, or first-last")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--lines", type=int, default=LINES_SHOWN, help="events shown of a run that broke a rule")
+    parser.add_argument("--transactions", action="store_true", help="only seeds that have transactions")
     given = parser.parse_args()
+    seeds: Sequence[int] = given.seeds
+    if given.transactions:
+        seeds = [seed for seed in seeds if draw(seed).transactions is not None]
     faults: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     failing: list[Outcome] = []
     began = told = time.monotonic()
     simulated = 0.0
-    for done, outcome in enumerate(outcomes(given.seeds, given.processes), 1):
+    for done, outcome in enumerate(outcomes(seeds, given.processes), 1):
         faults.update(outcome.faults)
         counts.update(outcome.counts)
         simulated += outcome.simulated_seconds
@@ -85,15 +90,15 @@ def main() -> int:
             failing.append(outcome)
             tell(outcome, given.lines)
         now = time.monotonic()
-        if now - told > 5 or done == len(given.seeds):
+        if now - told > 5 or done == len(seeds):
             told = now
             pace = done / (now - began)
             print(
-                f"{done} of {len(given.seeds)} seeds, {pace:.1f} a second, {simulated:.0f} s simulated, "
+                f"{done} of {len(seeds)} seeds, {pace:.1f} a second, {simulated:.0f} s simulated, "
                 f"{counts['acknowledged']} batches acknowledged, {sum(faults.values())} faults, {len(failing)} failing",
                 flush=True,
             )
-    if len(given.seeds) == 1 and not failing:
+    if len(seeds) == 1 and not failing:
         tell(outcome, given.lines)
     print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())))
     print("failing seeds: " + (", ".join(str(each.seed) for each in sorted(failing, key=lambda o: o.seed)) or "none"))

@@ -6,7 +6,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from headrace.cluster.image import NO_LEADER
 from headrace.errors import ErrorCode
+from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.shard import ShardLoad as GroupLoad
 from headrace.groups.transactional_offsets import TransactionalOffsets
 from headrace.kafka.first_writes import FirstWrites
@@ -14,6 +16,7 @@ from headrace.partitions.partition import Partition
 from headrace.partitions.verification import Verifications
 from headrace.records.control import NO_NUMBER
 from headrace.storage.aborted import AbortedTransactions
+from headrace.storage.local_log import LocalLog
 from headrace.storage.producers import ProducerTable
 from headrace.storage.transactions import Transactions
 from headrace.transactions import transaction as table
@@ -74,9 +77,11 @@ def decided_transactions_are_forgotten_by_the_next_coordinator(stack: ExitStack)
     swap(stack, Shard, "open", without)
 
 
+@found_by("tests/transactions/test_transaction_coordinator.py")
 @plant
 def take_over_without_an_abort(stack: ExitStack) -> None:
-    """A new producer of a transactional id gets the next epoch, and what was open stays open."""
+    """A new producer of a transactional id gets the next epoch, and what was open stays open. Its next write
+    aborts that where it comes, so few seeds see it."""
     init = table.init
 
     def let_in(kept: Transaction | None, request: InitRequest, now_ms: int, fresh_id: int | None = None) -> Decision:
@@ -209,7 +214,48 @@ def a_marker_leaves_verifications(stack: ExitStack) -> None:
     swap(stack, Verifications, "void", lambda *_: None)
 
 
+@plant
+def lost_markers_are_not_missed(stack: ExitStack) -> None:
+    """A transaction whose marker an election has cost ends as its producer's next one does. It was so once."""
+    swap(stack, Partition, "_end_unmarked", lambda *_: None)
+
+
+@plant
+def markers_wait_for_topics_that_are_deleted(stack: ExitStack) -> None:
+    """A transaction does not end before a topic is there again that was deleted."""
+    leader = Markers._leader
+
+    def found(self: Markers, place: Any) -> int | None:
+        known = leader(self, place)
+        return NO_LEADER if known is None else known
+
+    swap(stack, Markers, "_leader", found)
+
+
 # What is decided.
+
+
+@plant
+def aborted_transactions_begin_with_the_log(stack: ExitStack) -> None:
+    """Of an aborted transaction whose first records are deleted nobody hears any more."""
+    aborted = LocalLog.aborted
+
+    def told(self: LocalLog, offset: int, limit: int) -> Any:
+        return [each for each in aborted(self, offset, limit) if each[1] >= self.start_offset]
+
+    swap(stack, LocalLog, "aborted", told)
+
+
+@plant
+def what_is_open_goes_with_its_first_record(stack: ExitStack) -> None:
+    """A transaction whose first record is deleted does not hold up readers any more."""
+
+    def stable(self: Partition) -> int:
+        undecided = self.log.producers.first_undecided(self.high_watermark)
+        is_there = undecided is not None and undecided >= self.log.start_offset
+        return min(self.high_watermark, undecided) if undecided is not None and is_there else self.high_watermark
+
+    swap(stack, Partition, "last_stable_offset", property(stable))
 
 
 @plant
@@ -279,3 +325,14 @@ def offsets_of_transactions_are_forgotten_by_the_next_coordinator(stack: ExitSta
 def offsets_that_may_change_count_as_stable(stack: ExitStack) -> None:
     """Who asks for stable offsets is told what a transaction is about to replace."""
     swap(stack, TransactionalOffsets, "of", lambda *_: ())
+
+
+@plant
+def offsets_in_transactions_of_any_member(stack: ExitStack) -> None:
+    """A member commits offsets in its transaction though the group has given its partitions to another."""
+    fault = GroupCoordinator._commit_fault
+
+    def passed(self: Any, shard: Any, group_id: str, request: Any, now: Any, in_transaction: bool = False) -> int:
+        return ErrorCode.NONE if in_transaction else fault(self, shard, group_id, request, now)
+
+    swap(stack, GroupCoordinator, "_commit_fault", passed)

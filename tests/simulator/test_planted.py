@@ -33,7 +33,7 @@ QUICK = (
     "produce_answered_by_the_leader_alone",
     "answers_as_they_come",
     "groups_open_without_a_load",
-    "take_over_without_an_abort",
+    "timeouts_end_two_phase_transactions",
     "timeouts_leave_the_epoch",
     "markers_count_when_they_are_written",
     "aborted_transactions_are_not_told",

@@ -21,7 +21,7 @@ from headrace.cluster.participant import Participant
 from headrace.partitions.leader_core import IsrChange, LeaderCore
 from headrace.simulator.cluster import simulate
 from headrace.simulator.faults import DECAY, FLIP_BYTE, KINDS
-from headrace.simulator.scenario import draw, draw_plain, transacting
+from headrace.simulator.scenario import CLASSIC, CONSUMER, draw, draw_plain, transacting
 from proving import proves
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -170,6 +170,10 @@ def test_seeds_draw_both_layouts_and_levels() -> None:
     assert {plan.compacted for plan in plans} == {True, False}
     assert {plan.versions for plan in plans} == {(1,), (2,), (1, 2)}
     assert {bool(plan.owners) for plan in plans} == {bool(plan.copied_partitions) for plan in plans} == {True, False}
+    plans = [plan for seed in range(1, 1001) if (plan := draw(seed).transactions) is not None]
+    assert {plan.members for plan in plans} == {"", CLASSIC, CONSUMER}
+    assert {bool(plan.retention) for plan in plans} == {plan.deletions for plan in plans} == {True, False}
+    assert {plan.unclean for plan in plans} == {plan.passing for plan in plans} == {True, False}
 
 
 @pytest.mark.long

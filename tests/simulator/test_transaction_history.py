@@ -67,9 +67,20 @@ class Story:
         self.mark(*partitions, committed=committed)
         return transaction
 
-    def judge(self, offsets: dict[tuple[str, TopicPartition], int] | None = None) -> None:
-        copies = {"copied": (ONE, TWO), "copies": (COPIES,)} if COPIES in self.logs else {}
-        self.history.judge(self.logs, offsets or {}, **copies)
+    def judge(
+        self,
+        offsets: dict[tuple[str, TopicPartition], int] | None = None,
+        starts: dict[TopicPartition, int] | None = None,
+    ) -> None:
+        """`starts`: what lies before is deleted."""
+        starts = starts or {}
+        logs = {
+            where: [entry for entry in found if entry.offset >= starts.get(where, 0)]
+            for where, found in self.logs.items()
+        }
+        is_copied = COPIES in self.logs
+        copied, copies = ((ONE, TWO), (COPIES,)) if is_copied else ((), ())
+        self.history.judge(logs, offsets or {}, copied=copied, copies=copies, starts=starts)
 
 
 @proves("T1", "T2")
@@ -90,6 +101,63 @@ def test_transactions_as_they_should_be_pass() -> None:
         story.history.read(ONE, (0, first.sent[ONE][0], 0), name, "b2.1")
         story.history.read(ONE, (4, third.sent[ONE][0], 0), name, "b2.1")
     story.judge()
+
+
+def test_what_is_deleted_need_not_be_read_or_copied() -> None:
+    story = Story()
+    story.history.add_reader(ONE, "r1")
+    story.whole(ONE)
+    story.judge(starts={ONE: 2})
+
+
+def test_what_was_read_of_a_deleted_part_is_not_asked_for() -> None:
+    story = Story()
+    story.history.add_reader(ONE, "r1")
+    first = story.whole(ONE)
+    story.history.read(ONE, (0, first.sent[ONE][0], 0), "r1", "b1.1")
+    story.judge(starts={ONE: 2})
+
+
+def test_a_transaction_of_which_only_the_end_is_left_is_judged_by_that() -> None:
+    story = Story()
+    transaction = story.begin()
+    story.write(transaction, ONE, ONE, TWO)
+    story.end(transaction, answered=False)
+    story.mark(ONE)
+    story.mark(TWO, committed=False)
+    with pytest.raises(Violation, match="is aborted in ledger-1 and committed elsewhere"):
+        story.judge(starts={ONE: 1})
+
+
+def test_what_is_deleted_is_copied_once_at_most() -> None:
+    story = Story()
+    story.whole(ONE)
+    for _ in range(2):
+        transaction = story.begin()
+        story.copy(transaction, (ONE, 0))
+        story.end(transaction)
+        story.mark(COPIES)
+    with pytest.raises(Violation, match="which is deleted now, is copied 2 times"):
+        story.judge(starts={ONE: 2})
+
+
+def test_nothing_is_read_of_what_is_told_aborted_later_though_it_is_deleted() -> None:
+    story = Story()
+    story.history.add_reader(ONE, "r1")
+    transaction = story.begin()
+    story.write(transaction, ONE)
+    story.end(transaction, answered=False)
+    story.history.read(ONE, (0, transaction.sent[ONE][0], 0), "r1", "b1.1")
+    story.mark(ONE)
+    story.end(transaction, committed=False)
+    with pytest.raises(Violation, match="was read as committed, and was told aborted"):
+        story.judge(starts={ONE: 2})
+
+
+def test_who_is_not_let_go_on_where_the_coordinators_state_is_doubted_is_fenced_for_a_reason() -> None:
+    story = Story()
+    story.history._state_is_doubted = lambda: True
+    story.history.told_fenced(story.session, story.begin(), 90)
 
 
 @pytest.mark.parametrize("committed", [True, False])

@@ -131,8 +131,10 @@ async def create_topics(participant: Participant, scenario: Scenario, offsets_pa
 
 async def create_transactional_topics(participant: Participant, plan: TransactionPlan) -> None:
     compaction = COMPACTION | {"delete.retention.ms": "200"} if plan.compacted else {}
+    unclean = {"unclean.leader.election.enable": "true"} if plan.unclean else {}
+    ledger = TRANSACTIONAL_OVERRIDES | compaction | plan.retention | unclean
     topics = [
-        CreateTopic(LEDGER, plan.partitions, REPLICAS, TRANSACTIONAL_OVERRIDES | compaction),
+        CreateTopic(LEDGER, plan.partitions, REPLICAS, ledger),
         CreateTopic(TRANSACTIONS_TOPIC, plan.state_partitions, REPLICAS, OFFSETS_TOPIC_OVERRIDES, internal=True),
     ]
     if plan.copied_partitions:

@@ -20,7 +20,7 @@ from headrace.cluster.image import Image, PartitionState, apply, from_listing
 from headrace.errors import CorruptBatch, StorageFailed
 from headrace.records import kernel
 from headrace.records.batch import batches
-from headrace.simulator.broker import CLUSTER, builder, create_topics
+from headrace.simulator.broker import CLUSTER, LEDGER, builder, create_topics
 from headrace.simulator.contents import key_of, parse_content
 from headrace.simulator.faults import Faults
 from headrace.simulator.harm import ANY
@@ -75,6 +75,8 @@ class Cluster:
         if self.load.transactions is not None:
             self.faults.sight = self.load.transactions.sight()
         self._retention = RetentionRule(scenario.retention, self.history)
+        ledger = {} if scenario.transactions is None else scenario.transactions.retention
+        self._ledger_retention = RetentionRule(ledger, self.history)
         self.failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
         self._image: Image | None = None
@@ -120,8 +122,11 @@ class Cluster:
         assert first.participant is not None
         partitions = self.scenario.offsets_partitions
         await first.process.run(create_topics(first.participant, self.scenario, partitions))
-        for where in self.load.transactions.partitions() if self.load.transactions else ():
-            self.history.watch(where, may_lose=False)
+        transactions = self.load.transactions
+        for where in transactions.partitions() if transactions is not None else ():
+            plan = self.scenario.transactions if where.topic == LEDGER else None
+            retained = plan is not None and bool(plan.retention)
+            self.history.watch(where, may_lose=plan is not None and plan.unclean, retained=retained)
         retained, key = bool(self.scenario.retention), key_of if self.scenario.compacted else None
         for topic in self.scenario.topics:
             may_lose = topic.durability != "disk" and self.faults.regime == ANY
@@ -195,8 +200,9 @@ class Cluster:
                 if partition.leading:
                     self.history.leads(where, partition.epoch, machine.life)
                     self.load.clients.look(machine, where, partition)
-                    if self.scenario.retention:
-                        self._retention.look(machine, where, partition, wall_ms)
+                    rule = self._ledger_retention if where.topic == LEDGER else self._retention
+                    if rule:
+                        rule.look(machine, where, partition, wall_ms)
                 # A follower may begin anew for damage, and what a sick disk does not read is damage; and it may have
                 # kept a watermark above what a loss of all page caches has left to its leader.
                 scenario = self.scenario
@@ -207,7 +213,9 @@ class Cluster:
                 self.load.renewal.look(machine)
             if self.load.transactions is not None:
                 scenario = self.scenario
-                may_begin_anew = scenario.bytes_flip or scenario.decays or scenario.troubles
+                may_begin_anew = (
+                    scenario.bytes_flip or scenario.decays or scenario.troubles or self.load.transactions.plan.unclean
+                )
                 self.load.transactions.look(machine, followers=not may_begin_anew)
         self.clock.call_later(LOOK_SECONDS, self._look)
 
@@ -285,7 +293,9 @@ class Cluster:
     # The end.
 
     def _compare(self) -> None:
-        transactional: dict[TopicPartition, bytes] = {}
+        transactional: dict[TopicPartition, tuple[int, bytes]] = {}
+        states = [state for topic in self.image().topics.values() for state in topic.partitions]
+        self.history.counts["partitions with accepted losses"] += sum(state.lost is not None for state in states)
         for history, where in self._judged():
             logs = {machine.name: _log(machine, where) for machine in self.replicas(where)}
             starts = {log.start_offset for log in logs.values()}
@@ -305,7 +315,7 @@ class Cluster:
             self.history.counts["records"] += len(records)
             self.history.counts["gone"] += max(starts)
             if is_transactional:
-                transactional[where] = next(iter(whole.values()))
+                transactional[where] = max(starts), next(iter(whole.values()))
         if self.load.transactions is not None:
             self.load.transactions.compare(transactional)
 

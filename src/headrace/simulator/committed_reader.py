@@ -12,9 +12,8 @@ from headrace.records import kernel
 from headrace.records.batch import batches, check
 from headrace.records.control import read_marker
 from headrace.simulator.connection import Client, Clients
-from headrace.simulator.consumer import BOUNDS_SHARE, LATEST, bounds, fetch, fetched
+from headrace.simulator.consumer import BOUNDS_SHARE, LATEST, bounds, fetch, fetched, is_deleted
 from headrace.simulator.contents import parse_content
-from headrace.simulator.history import Violation
 from headrace.simulator.leaders import Leaders
 from headrace.simulator.registers import Floor
 from headrace.simulator.transaction_history import CommittedRecord, TransactionHistory
@@ -112,7 +111,8 @@ class CommittedReader:
             for record in found:
                 self._judge.read(where, record, self.name, by)
         elif row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise Violation(f"{where}: {by} says that {self.offset} is out of range")
+            gone = is_deleted(self._clients.history, where, self.offset, row, by)
+            self.offset = row.log_start_offset if gone else 0
         self._again(look=row.error_code != ErrorCode.NONE)
 
     def _ask_end(self, broker: int) -> None:

@@ -23,7 +23,7 @@ from headrace.simulator.history import History
 from headrace.simulator.machine import Machine
 from headrace.simulator.move_courses import MOVE_COURSES
 from headrace.simulator.scenario import Scenario
-from headrace.simulator.transaction_courses import TRANSACTION_COURSES, TransactionSight
+from headrace.simulator.transaction_courses import TRANSACTION_COURSES, UNCLEAN_COURSES, TransactionSight
 from headrace.virtual.quorum import CoordinationQuorum
 
 BURST_SECONDS: Final = 0.02
@@ -80,6 +80,7 @@ KINDS: Final = (
     *COURSES,
     *MOVE_COURSES,
     *TRANSACTION_COURSES,
+    *UNCLEAN_COURSES,
 )
 
 
@@ -147,7 +148,7 @@ class Faults:
             self._kinds += [DECAY] * max(2, len(self._kinds) // 2)
         self._decay = Decay(scenario.seed, scene.machines, history, self.regime)
         self.harm.keeps_power = self._decay.keeps_power
-        if scenario.retention:
+        if scenario.retention or (scenario.transactions is not None and scenario.transactions.retention):
             self._kinds.append("step clock")
         if scenario.quorum:
             self._kinds += [*NODE_FAULTS, "compact"] * max(1, len(self._kinds) // 4)
@@ -155,6 +156,8 @@ class Faults:
             self._kinds += list(MOVE_COURSES) * max(1, len(self._kinds) // 6)
         if scenario.transactions is not None:
             self._kinds += list(TRANSACTION_COURSES) * max(1, len(self._kinds) // 6)
+            if scenario.transactions.unclean:
+                self._kinds += list(UNCLEAN_COURSES) * max(2, len(self._kinds) // 3)
         self.sight: TransactionSight | None = None
         """What can be seen of transactions, where there are any."""
         self._unheard = random.Random(f"{scenario.seed} unheard")
@@ -231,7 +234,7 @@ class Faults:
         """Do it; answers to whom, None if there was nobody."""
         if kind in COURSES or kind in MOVE_COURSES:
             return self._begin_course(kind)
-        if kind in TRANSACTION_COURSES:
+        if kind in TRANSACTION_COURSES or kind in UNCLEAN_COURSES:
             return self._begin_transaction_course(kind)
         if kind in NODE_FAULTS:
             return self._apply_to_node(kind, seconds)
@@ -311,7 +314,7 @@ class Faults:
         if self._in_course or self.sight is None:
             return None
         self._in_course = True
-        self._go_on(TRANSACTION_COURSES[kind](self.harm, self.sight))
+        self._go_on((TRANSACTION_COURSES | UNCLEAN_COURSES)[kind](self.harm, self.sight))
         return ""
 
     def _go_on(self, course: Course) -> None:

@@ -104,6 +104,8 @@ class Load:
             self._stops.append(self.renewal.stop)
         if self.transactions is not None:
             self.transactions.start()
+            if self.transactions.plan.deletions:
+                self._stops.append(Deleter(clients, self.transactions.consumers).stop)
             self._stops.append(self.transactions.stop)
         if scenario.restored:
             self._stops.append(Restorer(clients, CLUSTER, scenario.seed, scenario.load_seconds).stop)

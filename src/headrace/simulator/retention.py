@@ -34,6 +34,10 @@ class RetentionRule:
         self._history = history
         self._wanted: dict[Led, Wanted] = {}
 
+    def __bool__(self) -> bool:
+        """Whether anything is kept for a while only."""
+        return self._retention_ms >= 0 or self._retention_bytes >= 0
+
     def look(self, machine: Machine, where: TopicPartition, partition: Partition, wall_ms: int) -> None:
         """`wall_ms`: the highest that the machine's clock has been since the last look."""
         assert partition.core is not None

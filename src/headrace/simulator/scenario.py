@@ -22,6 +22,13 @@ QUORUM_SHARE: Final = 0.2
 MOVES_SHARE: Final = 1 / 6
 TRANSACTIONS_SHARE: Final = 1 / 5
 TRANSACTIONS_LOAD_SECONDS: Final = 3.0
+LEDGER_DELETIONS_SHARE: Final = 0.3
+LEDGER_RETENTION_SHARE: Final = 0.15
+MEMBERS_SHARE: Final = 0.5
+PASSING_SHARE: Final = 0.25
+UNCLEAN_SHARE: Final = 0.12
+CLASSIC: Final = "classic"
+CONSUMER: Final = "consumer"
 DECAY_SHARE: Final = 0.25
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
@@ -62,6 +69,16 @@ class TransactionPlan:
     """Of __transaction_state."""
     compacted: bool
     """Whether the ledger is; then nobody copies it."""
+    deletions: bool = False
+    """Whether records of the ledger are deleted, also of transactions that are open."""
+    retention: dict[str, str] = field(default_factory=dict)
+    """What the ledger is kept for. Empty: for ever."""
+    members: str = ""
+    """By which protocol those who copy share the ledger as members of a group. Empty: each has its partition."""
+    passing: bool = False
+    """Whether transactions write to one topic more, which is deleted and made anew meanwhile."""
+    unclean: bool = False
+    """Whether the ledger may be led by who lacks records; then nobody copies it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +161,30 @@ def transacting(scenario: Scenario, chance: random.Random) -> Scenario:
         compacted=compacted,
     )
     settings = {"log.cleaner.backoff.ms": 100 if compacted else chance.choice((100, 15_000))}
+    plan = _strained(plan, scenario)
+    if plan.retention:
+        settings["retention.check.ms"] = 100
+    if plan.members == CONSUMER:
+        settings |= {"group.consumer.session.timeout.ms": 1000, "group.consumer.heartbeat.interval.ms": 300}
     load_seconds = max(scenario.load_seconds, TRANSACTIONS_LOAD_SECONDS)
     return replace(scenario, transactions=plan, load_seconds=load_seconds, settings=scenario.settings | settings)
+
+
+def _strained(plan: TransactionPlan, scenario: Scenario) -> TransactionPlan:
+    """What else the ledger and those who copy it go through."""
+    chance = random.Random(f"{scenario.seed} transactional strain")
+    # A broker that hears in one go that a replica has left it and that its topic is deleted keeps the log, and says so.
+    passing = chance.random() < PASSING_SHARE and not scenario.moves
+    flips = scenario.bytes_flip or scenario.decays
+    if chance.random() < UNCLEAN_SHARE and not (plan.compacted or flips):
+        # Where an epoch has several transactions, nobody can tell that the end of one is lost when the next writes.
+        return replace(plan, copied_partitions=0, versions=(2,), unclean=True, passing=passing)
+    members = chance.choice((CLASSIC, CONSUMER)) if chance.random() < MEMBERS_SHARE else ""
+    plan = replace(plan, members=members if plan.copied_partitions else "", passing=passing)
+    if plan.compacted:
+        return plan
+    retention = _kept(chance) if chance.random() < LEDGER_RETENTION_SHARE else {}
+    return replace(plan, deletions=chance.random() < LEDGER_DELETIONS_SHARE, retention=retention)
 
 
 def draw_plain(seed: int) -> Scenario:
@@ -232,8 +271,11 @@ def _draw(seed: int) -> Scenario:
 
 def _retention(seed: int) -> dict[str, str]:
     chance = random.Random(f"{seed} retention")
-    if chance.random() >= RETENTION_SHARE:
-        return {}
+    return _kept(chance) if chance.random() < RETENTION_SHARE else {}
+
+
+def _kept(chance: random.Random) -> dict[str, str]:
+    """For a time, up to a size, or both."""
     by_size, by_time = {"retention.bytes": "3000"}, {"retention.ms": chance.choice(("300", "1500"))}
     return {"segment.bytes": "1024", **chance.choice((by_size, by_time, by_size | by_time))}
 

@@ -198,6 +198,32 @@ def lose_power_when_prepared(harm: Harm, sight: TransactionSight) -> Course:
         harm.lose_what_may_be(coordinator, harm.random.uniform(0.1, 1.0))
 
 
+def elect_uncleanly(harm: Harm, sight: TransactionSight) -> Course:
+    """One replica hears nothing for a while of what is written and ended; then all others are gone, and it leads."""
+    found: list[Transaction] = []
+    yield _at(harm, sight.written, found)
+    where = harm.random.choice(sorted(found[0].sent))
+    state, leader = harm.state_of(where), harm.leader_of(where)
+    others = [each for each in harm.machines if state is not None and each.id in state.isr and each is not leader]
+    if len(others) < 2:
+        return
+    behind = harm.random.choice(others)
+    harm.isolate(behind, 2 * harm.lag_seconds + 1.0, from_clients=False)
+
+    def is_out() -> bool:
+        now = harm.state_of(where)
+        return now is not None and behind.id not in now.isr
+
+    yield is_out
+    yield harm.random.uniform(0.0, 0.6)
+    for machine in harm.machines:
+        if machine is not behind:
+            harm.kill(machine, harm.random.uniform(2.0, 3.0) * harm.lease_seconds)
+    yield 4 * harm.lease_seconds
+
+
+UNCLEAN_COURSES: Final[dict[str, TransactionScript]] = {"elect uncleanly": elect_uncleanly}
+"""Where a topic allows it."""
 TRANSACTION_COURSES: Final[dict[str, TransactionScript]] = {
     "kill coordinator when prepared": kill_coordinator_when_prepared,
     "kill coordinator between markers": kill_coordinator_between_markers,

@@ -105,13 +105,20 @@ class Span(NamedTuple):
 
 class TransactionHistory:
     def __init__(
-        self, note: Callable[[str], None], now: Callable[[], float], clocks_differ: Callable[[], bool] = lambda: False
+        self,
+        note: Callable[[str], None],
+        now: Callable[[], float],
+        clocks_differ: Callable[[], bool] = lambda: False,
+        state_is_doubted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._note = note
         self._now = now
         self._clocks_differ = clocks_differ
         """Whether a coordinator may find a transaction older than it is."""
+        self._state_is_doubted = state_is_doubted
+        """Whether an election of a coordinator may have cost records, for all that the metadata says: then it lets
+        nobody go on whom it knew before."""
         self._sessions: dict[str, list[Session]] = {}
         self._numbers = 0
         self._transactions: list[Transaction] = []
@@ -165,7 +172,7 @@ class TransactionHistory:
         is_timed = session.timeout_seconds < float("inf")
         if session.fenced_at is not None or session.asked_inits > session.answered_inits:
             return
-        if self._clocks_differ() and is_timed:
+        if self._state_is_doubted() or (self._clocks_differ() and is_timed):
             return
         if any(other.asked_inits and other.number > session.number for other in others):
             return
@@ -276,18 +283,20 @@ class TransactionHistory:
         *,
         copied: Collection[TopicPartition] = (),
         copies: Collection[TopicPartition] = (),
+        starts: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         """Compare with the final logs and with what groups have committed. What is in the partitions `copied` is in
-        `copies`, once."""
+        `copies`, once. `starts`: where logs begin whose front was deleted."""
+        starts = starts or {}
         spans = {where: self._spans(where, entries) for where, entries in logs.items()}
         outcomes = self._outcomes(spans)
         for transaction in self._transactions:
             self._check_outcome(transaction, outcomes.get(transaction))
         for where, found in spans.items():
             self._check_stable(where, found)
-            self._check_read(where, found, logs[where])
+            self._check_read(where, found, logs[where], starts.get(where, 0))
         self._check_offsets(offsets, outcomes)
-        self._check_copies(copied, copies, spans, logs)
+        self._check_copies(copied, copies, spans, logs, starts)
         self.counts["transactions"] += len(self._transactions)
 
     def judge_compacted(self, views: Mapping[tuple[TopicPartition, str], View], key_of: KeyOf) -> None:
@@ -359,6 +368,8 @@ class TransactionHistory:
     def _check_outcome(self, transaction: Transaction, committed: bool | None) -> None:
         """`committed`: as the logs have it, None if they have nothing of it."""
         if committed is None:
+            if transaction.read and transaction.told is False:
+                raise Violation(f"{transaction} was read as committed, and was told aborted")
             return
         if transaction.told is not None and transaction.told != committed:
             words = ("aborted", "committed")
@@ -379,11 +390,11 @@ class TransactionHistory:
                         f"{span.transaction} begins at {span.first} and ends at {span.marker}"
                     )
 
-    def _check_read(self, where: TopicPartition, spans: list[Span], entries: Sequence[Entry]) -> None:
+    def _check_read(self, where: TopicPartition, spans: list[Span], entries: Sequence[Entry], start: int) -> None:
         committed = {span.transaction for span in spans if span.committed}
         wanted = {each.offset for each in entries if each.batch is not None and self._of_batch[each.batch] in committed}
         for reader, found in self._read.get(where, {}).items():
-            seen = {offset for offset, _, _ in found}
+            seen = {offset for offset, _, _ in found if offset >= start}
             if missing := sorted(wanted - seen):
                 raise Violation(f"{where}: {reader} was never given {missing[:5]}, which are committed")
             if surplus := sorted(seen - wanted):
@@ -407,6 +418,7 @@ class TransactionHistory:
         copies: Collection[TopicPartition],
         spans: dict[TopicPartition, list[Span]],
         logs: Mapping[TopicPartition, Sequence[Entry]],
+        starts: Mapping[TopicPartition, int],
     ) -> None:
         found: Counter[tuple[TopicPartition, int]] = Counter()
         for where in copies:
@@ -421,5 +433,8 @@ class TransactionHistory:
                     continue
                 if (count := found.pop((where, entry.offset), 0)) != 1:
                     raise Violation(f"{where}: {entry.offset} is committed, and copied {count} times")
-        if found:
-            raise Violation(f"copies were committed of {next(iter(found))}, which is not committed itself")
+        for (where, offset), count in found.items():
+            if offset >= starts.get(where, 0):
+                raise Violation(f"copies were committed of {(where, offset)}, which is not committed itself")
+            if count > 1:
+                raise Violation(f"{where}: {offset}, which is deleted now, is copied {count} times")

@@ -5,6 +5,10 @@
   and then while the one before goes on as if nothing had happened: a zombie;
 - copiers read what is committed in a partition of `ledger` and write it to `copied`, with the offset up to which they
   have read in the same transaction. One that is started again goes on from the offset that is committed;
+- records of `ledger` are deleted, by who has read them, decided or not, or by retention;
+- in some runs those who copy are two members of a group instead, by either protocol: each copies what it owns in one
+  transaction, and commits its offsets as the member that it is. They are killed, and stand still for longer than the
+  group waits for them;
 - owners open transactions that no timeout ends, are gone for a while, and another session ends them, perhaps only when
   everything else is at rest;
 - readers read what is committed of every partition, from leaders and followers.
@@ -30,26 +34,41 @@ from headrace.records.kernel import records
 from headrace.simulator.broker import COPIED, LEDGER
 from headrace.simulator.committed_reader import CommittedReader, committed_records, fetch_committed
 from headrace.simulator.connection import Client, Clients
-from headrace.simulator.consumer import Consumer, fetched
+from headrace.simulator.consumer import Consumer, fetched, is_deleted
 from headrace.simulator.contents import key_of, parse_content
+from headrace.simulator.group_member import SESSION_MS
 from headrace.simulator.history import Violation
 from headrace.simulator.leaders import Leaders
 from headrace.simulator.machine import Machine
-from headrace.simulator.scenario import TransactionPlan
+from headrace.simulator.scenario import CLASSIC, CONSUMER, TransactionPlan
 from headrace.simulator.transaction_courses import TransactionSight
 from headrace.simulator.transaction_history import CommittedRecord, Entry, Home, Transaction, TransactionHistory
-from headrace.simulator.transaction_session import V2, VERSIONS_OF, Fenced, Lane, TransactionSession
+from headrace.simulator.transaction_members import ClassicMembership, ConsumerMembership, Membership
+from headrace.simulator.transaction_operators import PASSING, HangingEnder, Renewer
+from headrace.simulator.transaction_session import (
+    V2,
+    VERSIONS_OF,
+    Fenced,
+    Lane,
+    Outdated,
+    TransactionSession,
+    look_at,
+)
 from headrace.storage.log import TopicPartition
 from headrace.wire import api
 from headrace.wire.message import Message
 
 GROUP: Final = "copiers"
+COPIER: Final = "copier-"
+MEMBERS: Final = 2
 PAUSE_SECONDS: Final = 0.04
 SUCCESSOR_SHARE: Final = 0.15
 """Of transactions, those after which another session of the same id is started."""
 ABORT_SHARE: Final = 0.2
 ABANDON_SHARE: Final = 0.1
 """Aborts while the last writes are on their way."""
+PASSING_SHARE: Final = 0.6
+"""Of transactions where one topic more is deleted and made anew: those that write to it."""
 SILENT_SHARE: Final = 0.08
 STANDSTILL_SHARE: Final = 0.12
 BY_OWNER_SECONDS: Final = (0.3, 3.0)
@@ -74,7 +93,9 @@ class Prepared:
 
 class TransactionLoad:
     def __init__(self, clients: Clients, plan: TransactionPlan, seed: int, follower_share: float) -> None:
-        self.judge = TransactionHistory(clients.history.note, clients.clock.now, self._clocks_differ)
+        self.judge = TransactionHistory(
+            clients.history.note, clients.clock.now, self._clocks_differ, self._state_is_doubted
+        )
         self.judge.counts = clients.history.counts
         self.plan = plan
         self.clients = clients
@@ -84,6 +105,8 @@ class TransactionLoad:
         """How far it is; empty when nothing is left to do."""
         self.offsets: dict[Home, int] = {}
         """What is committed at the end."""
+        self._copied_to: dict[TopicPartition, int] = {}
+        """As far as members of the group have seen it."""
         self._seed = seed
         self._follower_share = follower_share
         self._random = random.Random(f"{seed} transactions load")
@@ -93,8 +116,11 @@ class TransactionLoad:
         self._alive: dict[str, TransactionSession] = {}
         """By transactional id: the latest session."""
         self._prepared: list[Prepared] = []
+        self.consumers: dict[TopicPartition, Consumer] = {}
+        """Who read everything of the ledger, decided or not."""
         self._readers: dict[TopicPartition, CommittedReader] = {}
         self._views: dict[tuple[TopicPartition, str], list[CommittedRecord]] = {}
+        self._renewer = Renewer(clients, "renewer", random.Random(f"{seed} renewer of passing topics"))
         self._stopped = self._ledger_is_final = False
 
     def start(self) -> None:
@@ -102,22 +128,31 @@ class TransactionLoad:
             chance = random.Random(f"{self._seed} reads {where}")
             reader = CommittedReader(self.clients, self.judge, where, chance, self._follower_share)
             self._readers[where] = reader
-            Consumer(self.clients, where, f"consumer of {where}", PAUSE_SECONDS, self._follower_share)
+            name = f"consumer of {where}"
+            consumer = Consumer(self.clients, where, name, PAUSE_SECONDS, self._follower_share)
+            if where.topic == LEDGER:
+                self.consumers[where] = consumer
+        if self.plan.passing:
+            self._begin(self._writing, self._renewer.renew())
         for nth in range(self.plan.writers):
             self._begin(self._writing, self._write(f"writer-{nth}"))
         for nth in range(self.plan.owners):
             self._begin(self._writing, self._own(f"owner-{nth}"))
-        for where in self.ledger if self.copied else ():
-            self._begin(self._copying, self._copy(where))
+        if self.plan.members:
+            for nth in range(MEMBERS):
+                self._begin(self._copying, self._copy_as_member(nth))
+        elif self.copied:
+            for where in self.ledger:
+                self._begin(self._copying, self._copy(where))
 
     def _begin(self, tasks: set[asyncio.Task[None]], what: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(what)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-        task.add_done_callback(_look_at)
+        task.add_done_callback(look_at)
 
     def stop(self) -> None:
-        self._stopped = True
+        self._stopped = self._renewer.is_stopped = True
         self._begin(self._finishing, self._finish())
 
     def _session(self, transactional_id: str, *, two_phase: bool = False) -> TransactionSession:
@@ -163,6 +198,8 @@ class TransactionLoad:
     async def _write_once(self, session: TransactionSession) -> bool:
         """One transaction; False if the program ends in it."""
         kind, transaction = self._random.random(), session.begin()
+        if self.plan.passing and self._random.random() < PASSING_SHARE:
+            await session.write_perhaps(transaction, PASSING, self._random.choice((1, 2)))
         await session.write(transaction, self._lanes())
         if self._random.random() < 0.3:
             await self._pause()
@@ -202,7 +239,11 @@ class TransactionLoad:
             if not session.is_alone:
                 continue
             transaction = session.begin()
-            await session.write(transaction, self._lanes())
+            try:
+                await session.write(transaction, self._lanes())
+            except Fenced:
+                await self._give_up(transaction)
+                continue
             session.hang_up()
             prepared = Prepared(transaction, session, committed=self._random.random() >= ABORT_SHARE)
             self._prepared.append(prepared)
@@ -210,6 +251,11 @@ class TransactionLoad:
                 return
             await asyncio.sleep(self._random.uniform(*BY_OWNER_SECONDS))
             await self._end_prepared(prepared)
+
+    async def _give_up(self, transaction: Transaction) -> None:
+        """Its owner was not let go on before it was prepared: another session aborts it."""
+        self.judge.asks_to_end(transaction, committed=False)
+        await self._session(transaction.session.transactional_id, two_phase=True).start()
 
     async def _end_prepared(self, prepared: Prepared) -> None:
         """Another session of the same id ends it; again if an earlier request of it came in between."""
@@ -233,7 +279,7 @@ class TransactionLoad:
     # Copiers.
 
     async def _copy(self, where: TopicPartition) -> None:
-        transactional_id = _copier(where)
+        transactional_id = f"{COPIER}{where.partition}"
         session = self._session(transactional_id)
         client = Client(self.clients, transactional_id, VERSIONS_OF[V2])
         leaders = Leaders(self.clients, client, (LEDGER,), self._random)
@@ -270,6 +316,109 @@ class TransactionLoad:
         await session.end(transaction, committed=self._random.random() >= ABORT_SHARE)
         return await session.committed_offset((GROUP, where))
 
+    # Copiers that are members of a group.
+
+    async def _copy_as_member(self, nth: int) -> None:
+        """One life of a program after the other, with the same transactional id and as another member."""
+        session = self._session(f"{COPIER}{nth}")
+        membership = self._membership(session.transactional_id)
+        client = Client(self.clients, session.transactional_id, VERSIONS_OF[V2])
+        leaders = Leaders(self.clients, client, (LEDGER,), self._random)
+        positions: dict[TopicPartition, int] = {}
+        try:
+            await session.start()
+            while not self._all_is_copied():
+                await self._pause()
+                if not membership.is_member:
+                    positions.clear()
+                    await membership.join()
+                owned = membership.take()
+                for where in positions.keys() - owned:
+                    del positions[where]
+                for where in sorted(owned - positions.keys()):
+                    positions[where] = max(0, await session.committed_offset((GROUP, where)))
+                    self._note_copied(where, positions[where])
+                if not await self._copy_owned(session, membership, client, leaders, positions):
+                    break
+            else:
+                for where in self.ledger:
+                    self.offsets[GROUP, where] = await session.committed_offset((GROUP, where))
+        except Fenced:
+            pass
+        finally:
+            membership.hang_up()
+        if not self._all_is_copied():
+            await self._pause(3 * PAUSE_SECONDS)
+            self._begin(self._copying, self._copy_as_member(nth))
+
+    def _membership(self, name: str) -> Membership:
+        chance = random.Random(f"{self._seed} {name} {self._random.random()}")
+        if self.plan.members == CLASSIC:
+            return ClassicMembership(self.clients, GROUP, name, LEDGER, len(self.ledger), chance)
+        return ConsumerMembership(self.clients, GROUP, name, LEDGER, chance)
+
+    async def _copy_owned(
+        self,
+        session: TransactionSession,
+        membership: Membership,
+        client: Client,
+        leaders: Leaders,
+        positions: dict[TopicPartition, int],
+    ) -> bool:
+        """Copy what is there of all that it owns in one transaction; False if the program ends in it."""
+        sources: list[tuple[TopicPartition, int]] = []
+        reached: dict[TopicPartition, int] = {}
+        for where, offset in list(positions.items()):
+            found, after = await self._read(client, leaders, where, offset)
+            sources += [(where, at) for at, _, _ in found]
+            if after > offset:
+                reached[where] = after
+        if not reached:
+            return True
+        kind, member, transaction = self._random.random(), membership.identity, session.begin()
+        try:
+            if sources:
+                target = self._random.choice(self.copied)
+                await session.write(transaction, [Lane(target, [len(sources)], sources)])
+            if kind < STANDSTILL_SHARE:
+                await self._stand_still(session, membership)
+            await session.send_offsets(transaction, GROUP, reached, member)
+        except Outdated:
+            self.clients.history.counts["offsets of outdated members"] += 1
+            membership.is_member = membership.is_member and self.plan.members == CONSUMER
+            positions.clear()
+            await session.end(transaction, committed=False)
+            return True
+        if kind > 1 - SILENT_SHARE and not self._stopped:
+            return False
+        if kind > 1 - SILENT_SHARE - STANDSTILL_SHARE:
+            await self._stand_still(session, membership)
+        committed = self._random.random() >= ABORT_SHARE
+        await session.end(transaction, committed=committed)
+        if committed:
+            positions.update(reached)
+            for where, offset in reached.items():
+                self._note_copied(where, offset)
+        else:
+            positions.clear()
+        return True
+
+    async def _stand_still(self, session: TransactionSession, membership: Membership) -> None:
+        """For about as long as the group, or the coordinator of its transaction, waits for the program."""
+        if self._stopped:
+            return
+        membership.stands_still = True
+        await asyncio.sleep(self._random.choice((SESSION_MS, session.timeout_ms)) / 1000 * self._random.uniform(0.5, 2))
+        membership.stands_still = False
+
+    def _note_copied(self, where: TopicPartition, offset: int) -> None:
+        self._copied_to[where] = max(offset, self._copied_to.get(where, 0))
+
+    def _all_is_copied(self) -> bool:
+        if not self._ledger_is_final:
+            return False
+        return all(self._copied_to.get(where, 0) >= self._end(where) for where in self.ledger)
+
     async def _read(
         self, client: Client, leaders: Leaders, where: TopicPartition, offset: int
     ) -> tuple[list[CommittedRecord], int]:
@@ -278,6 +427,9 @@ class TransactionLoad:
             leaders.refresh()
             return [], offset
         row = await _row(client, leader, where, fetch_committed({where: (offset, leaders.epoch(where))}))
+        if row is not None and row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            by = self.clients.life(leader)
+            return [], row.log_start_offset if is_deleted(self.clients.history, where, offset, row, by) else offset
         if row is None or row.error_code != ErrorCode.NONE:
             leaders.refresh()
             return [], offset
@@ -302,6 +454,11 @@ class TransactionLoad:
         self.stage = "copiers have not come to their end"
         await self._none_left(self._copying)
         await self._only_open(set())
+        if self.plan.unclean:
+            self.stage = "something hangs"
+            chance = random.Random(f"{self._seed} hanging")
+            for where in self.ledger:
+                await HangingEnder(self.clients, "ender", chance).end(where)
         self.stage = "what is committed is read again"
         for where in self.ledger if self.plan.compacted else ():
             for machine in self.clients.machines:
@@ -332,7 +489,7 @@ class TransactionLoad:
 
     async def _only_open(self, wanted: set[str]) -> None:
         """Wait until no transaction is listed as open but these, and those of copiers while they go on."""
-        at_work = set() if self._ledger_is_final else {_copier(where) for where in self.ledger}
+        at_work = set() if self._ledger_is_final else {name for name in self._alive if name.startswith(COPIER)}
         client = Client(self.clients, "lister", VERSIONS_OF[V2])
         while True:
             found = await self._open(client)
@@ -374,6 +531,11 @@ class TransactionLoad:
     def _clocks_differ(self) -> bool:
         return any(machine.wall_offset_ms for machine in self.clients.machines)
 
+    def _state_is_doubted(self) -> bool:
+        images = (machine.participant.view.image for machine in self.clients.machines if machine.participant)
+        topics = (image.topics.get(TRANSACTIONS_TOPIC) for image in images)
+        return any(state.lost is not None for topic in topics if topic is not None for state in topic.partitions)
+
     def look(self, machine: Machine, *, followers: bool) -> None:
         """Time and again; at followers as well, unless they may begin anew."""
         for where in self.partitions():
@@ -385,22 +547,30 @@ class TransactionLoad:
     def unsettled(self) -> str:
         if self.stage:
             return self.stage
-        for where, reader in self._readers.items():
+        for where in [*self._readers, PASSING]:
             for machine in self.clients.machines:
                 partition = machine.replica(where)
                 if partition is not None and (stable := _stable(partition)) != partition.high_watermark:
                     return f"{where}: the last stable offset of {machine.life} is {stable}"
+        for where, reader in self._readers.items():
             if reader.offset < self._end(where):
                 return f"{reader.name} is at {reader.offset} of {self._end(where)}"
         return ""
 
-    def compare(self, contents: dict[TopicPartition, bytes]) -> None:
-        """With the final logs."""
+    def compare(self, contents: dict[TopicPartition, tuple[int, bytes]]) -> None:
+        """With the final logs, and where they begin."""
         if self.plan.compacted:
             self.judge.judge_compacted(self._views, key_of)
             return
-        logs = {where: entries(data) for where, data in contents.items()}
-        self.judge.judge(logs, self.offsets, copied=self.ledger if self.copied else (), copies=self.copied)
+        if self.plan.unclean:  # what was told is lost or not: what was read was judged when it was
+            return
+        starts = {where: start for where, (start, _) in contents.items()}
+        logs = {
+            where: [entry for entry in entries(data) if entry.offset >= start]
+            for where, (start, data) in contents.items()
+        }
+        copied = self.ledger if self.copied else ()
+        self.judge.judge(logs, self.offsets, copied=copied, copies=self.copied, starts=starts)
 
 
 def entries(data: bytes) -> list[Entry]:
@@ -432,13 +602,3 @@ def _stable(partition: Partition | None) -> int | None:
         return None if partition is None else partition.last_stable_offset
     except HeadraceError:
         return None
-
-
-def _copier(where: TopicPartition) -> str:
-    return f"copier-{where.partition}"
-
-
-def _look_at(task: asyncio.Task[None]) -> None:
-    """What it raised by mistake, or as a finding, is one."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error

@@ -16,7 +16,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headrace.errors import ErrorCode
 from headrace.records import kernel
@@ -82,8 +82,35 @@ OUT: Final = frozenset(
 """Not done, and nothing more of this session will be."""
 
 
+NOT_MEMBER: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.STALE_MEMBER_EPOCH,
+    }
+)
+"""Offsets are not taken: the group has gone on without the member, or with another epoch of it."""
+
+
 class Fenced(Exception):
     """The session is over."""
+
+
+class Outdated(Exception):
+    """The offsets of a member were not taken, and its transaction is to be aborted."""
+
+
+class MemberIdentity(NamedTuple):
+    """Who commits offsets, as a group knows it."""
+
+    member_id: str
+    generation: int
+    """Or the member's epoch."""
+
+
+NOBODY: Final = MemberIdentity("", -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +120,7 @@ class Parcel:
     batch: Batch
     records: int
     built: bytes
+    made_ms: int
     tries: int = 0
 
 
@@ -211,16 +239,19 @@ class TransactionSession:
                 for parcel in lane.parcels:
                     self._produce(leader, lane.where, parcel)
 
-    async def _add_partitions(self, transaction: Transaction, partitions: Sequence[TopicPartition]) -> None:
+    def _add_request(self, partitions: Sequence[TopicPartition]) -> Message:
         topics: dict[str, list[int]] = {}
         for where in partitions:
             topics.setdefault(where.topic, []).append(where.partition)
-        message = Message(
+        return Message(
             v3_and_below_transactional_id=self.transactional_id,
             v3_and_below_producer_id=self.producer_id,
             v3_and_below_producer_epoch=self.epoch,
             v3_and_below_topics=[Message(name=name, partitions=rows) for name, rows in topics.items()],
         )
+
+    async def _add_partitions(self, transaction: Transaction, partitions: Sequence[TopicPartition]) -> None:
+        message = self._add_request(partitions)
 
         def code_of(answer: Message) -> int:
             rows = [row for topic in answer.results_by_topic_v3_and_below for row in topic.results_by_partition]
@@ -235,23 +266,26 @@ class TransactionSession:
             self._made += 1
             batch = judged.number, self._made
             now_ms = self._clients.clock.wall_ms()
-            records: list[NewRecord] = [
-                (now_ms, key_of(batch, nth), content_of(batch, nth, self._random.randrange(60)), [])
-                for nth in range(count)
-            ]
-            sequence = self._sequences.get(where, 0)
-            self._sequences[where] = sequence + count
-            built = kernel.build(
-                records,
-                producer_id=self.producer_id,
-                producer_epoch=self.epoch,
-                base_sequence=sequence,
-                attributes=TRANSACTIONAL,
-            )
+            built = self._batch(where, batch, count, now_ms)
             self._judge.sends(transaction, where, batch, lane.sources[taken : taken + count])
             taken += count
-            parcels.append(Parcel(batch, count, bytes(built)))
+            parcels.append(Parcel(batch, count, built, now_ms))
         return parcels
+
+    def _batch(self, where: TopicPartition, batch: Batch, count: int, now_ms: int) -> bytes:
+        records: list[NewRecord] = [
+            (now_ms, key_of(batch, nth), content_of(batch, nth, self._random.randrange(60)), []) for nth in range(count)
+        ]
+        sequence = self._sequences.get(where, 0)
+        self._sequences[where] = sequence + count
+        built = kernel.build(
+            records,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=sequence,
+            attributes=TRANSACTIONAL,
+        )
+        return bytes(built)
 
     async def _deliver(self, transaction: Transaction, lane: Lane) -> None:
         """All at once, and what failed one after the other."""
@@ -291,19 +325,24 @@ class TransactionSession:
             raise Fenced
         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not was_first:
             return False
+        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._clients.history.may_lose(where):
+            raise Fenced  # what came before is lost: clients abort then
         if code not in RETRIABLE and code not in NOT_YET and code not in ELSEWHERE:
             raise Violation(f"{where}: batch {parcel.batch} of {transaction} is refused for good: {code}")
         return False
 
-    def _produce(self, leader: int, where: TopicPartition, parcel: Parcel) -> asyncio.Future[Message | None]:
-        parcel.tries += 1
-        row = Message(index=where.partition, records=parcel.built)
-        message = Message(
+    def _produce_request(self, where: TopicPartition, built: bytes) -> Message:
+        row = Message(index=where.partition, records=built)
+        return Message(
             transactional_id=self.transactional_id,
             acks=ALL_IN_SYNC,
             timeout_ms=BROKER_TIMEOUT_MS,
             topic_data=[Message(name=where.topic, partition_data=[row])],
         )
+
+    def _produce(self, leader: int, where: TopicPartition, parcel: Parcel) -> asyncio.Future[Message | None]:
+        parcel.tries += 1
+        message = self._produce_request(where, parcel.built)
         clients, sent_at = self._clients, self._clients.clock.now()
 
         def decided(answer: Message, machine: Machine) -> None:
@@ -312,13 +351,48 @@ class TransactionSession:
                 return
             self._judge.acknowledged(parcel.batch, machine.life)
             epoch, synced = clients.epoch(machine, where), clients.is_synced(machine, where, sent_at)
-            clients.history.acknowledged(
-                where, parcel.batch, parcel.records, told.base_offset, epoch, machine.life, synced=synced
-            )
+            placed = parcel.records, told.base_offset, epoch
+            clients.history.acknowledged(where, parcel.batch, *placed, machine.life, parcel.made_ms, synced=synced)
 
         return self._ask(leader, api.PRODUCE, message, decided)
 
-    async def send_offsets(self, transaction: Transaction, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    async def write_perhaps(self, transaction: Transaction, where: TopicPartition, count: int) -> None:
+        """Write once to a partition that may not be there any more, whatever comes of it."""
+        asked = Message(
+            topics=[Message(name=where.topic)],
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        known = await self._ask(self._clients.some_broker(self._random), api.METADATA, asked)
+        rows = [] if known is None else [row for topic in known.topics for row in topic.partitions]
+        leader = rows[where.partition].leader_id if rows else -1
+        if leader < 0 or (self.version == V1 and not await self._add_perhaps(where)):
+            return
+        self._begun = True
+        built = self._batch(where, (self.judged.number, 0), count, self._clients.clock.wall_ms())
+        self._clients.history.counts["written to passing topics"] += 1
+        answer = await self._ask(leader, api.PRODUCE, self._produce_request(where, built))
+        self._unanswered = self._unanswered or answer is None
+
+    async def _add_perhaps(self, where: TopicPartition) -> bool:
+        await self._find(self._coordinator)
+        message = self._add_request([where])
+        self._begun = True
+        answer = await self._ask(self._coordinator.broker, api.ADD_PARTITIONS_TO_TXN, message)
+        if answer is None:
+            self._unanswered = True
+            return False
+        return not answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+
+    async def send_offsets(
+        self,
+        transaction: Transaction,
+        group: str,
+        offsets: Mapping[TopicPartition, int],
+        member: MemberIdentity = NOBODY,
+    ) -> None:
+        """Outdated if the group does not take them of that member."""
         home = self._groups.setdefault(group, Coordinator(group, GROUP))
         named = {
             "transactional_id": self.transactional_id,
@@ -342,8 +416,8 @@ class TransactionSession:
         self._judge.sends_offsets(transaction, {(group, where): at for where, at in offsets.items()})
         message = Message(
             **named,
-            generation_id=-1,
-            member_id="",
+            generation_id=member.generation,
+            member_id=member.member_id,
             group_instance_id=None,
             topics=[Message(name=name, partitions=rows) for name, rows in topics.items()],
         )
@@ -352,7 +426,17 @@ class TransactionSession:
             rows = [row for topic in answer.topics for row in topic.partitions]
             return next((row.error_code for row in rows if row.error_code), ErrorCode.NONE)
 
-        await self._coordinated(home, api.TXN_OFFSET_COMMIT, message, code_of, transaction=transaction)
+        history = self._clients.history
+        is_member = member is not NOBODY
+        given_on = [where for where in offsets if is_member and history.is_given_on(group, member.generation, where)]
+
+        def decided(answer: Message, machine: Machine) -> None:
+            if given_on and not code_of(answer):
+                raise Violation(f"{group}: {machine.life} takes offsets of {member} for {given_on[0]} in a transaction")
+
+        await self._coordinated(
+            home, api.TXN_OFFSET_COMMIT, message, code_of, decided, transaction=transaction, outdated=NOT_MEMBER
+        )
 
     async def end(self, transaction: Transaction, *, committed: bool) -> None:
         """And have another epoch if something may still be on its way."""
@@ -433,8 +517,9 @@ class TransactionSession:
         decided: Decided | None = None,
         before: Callable[[], object] = lambda: None,
         transaction: Transaction | None = None,
+        outdated: frozenset[int] = frozenset(),
     ) -> Message:
-        """The answer of the coordinator that has done it."""
+        """The answer of the coordinator that has done it. Outdated after one of those codes."""
         while True:
             await self._find(coordinator)
             before()
@@ -447,6 +532,8 @@ class TransactionSession:
             elif code in OUT:
                 self._judge.told_fenced(self.judged, transaction, code)
                 raise Fenced
+            elif code in outdated:
+                raise Outdated
             elif code not in ELSEWHERE and code not in NOT_YET:
                 raise Violation(f"{self.judged}: API {api_key} is refused for good: {code}")
             if code not in NOT_YET:
@@ -476,6 +563,12 @@ class TransactionSession:
 
     async def _pause(self) -> None:
         await asyncio.sleep(PAUSE_SECONDS * self._random.uniform(0.5, 1.5))
+
+
+def look_at(task: asyncio.Task[None]) -> None:
+    """What it raised by mistake, or as a finding, is one."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
 
 
 def _code(answer: Message) -> int:
