@@ -254,7 +254,7 @@ def test_who_waits_behind_an_append_is_told_to_try_again(scene: Scene) -> None:
 def test_what_is_stored_for_one_who_waited_behind_another_that_was_refused_is_not_forgotten(scene: Scene) -> None:
     scene.held = True
     scene.init()
-    refused, opening = scene.end(InitReply(OK, 1000, 7)), scene.init()
+    refused, opening = scene.end(InitReply(OK, 1000, -1)), scene.init()
     scene.acknowledge()
     assert refused.reply.error_code == ErrorCode.PRODUCER_FENCED
     assert opening.reply == InitReply(OK, 1000, 1)
