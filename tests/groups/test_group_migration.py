@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from groups.consumers import Consumer, ConsumerScene, settle, subscription
-from groups.scene import GROUP, LIMITS, Scene
+from groups.scene import GROUP, LIMITS, Scene, Waiter
 from headrace.errors import ErrorCode
 from headrace.groups.consumer_protocol import decode_assignment, encode_assignment
 from headrace.groups.group import Group
@@ -25,6 +25,8 @@ class Classic:
         self.instance = instance
         self.owned: dict[str, set[int]] = {}
         self.joined: JoinReply | None = None
+        self.asked: Waiter[JoinReply] | None = None
+        """The request to join that it waits for: who asked again without an id would be another member."""
 
     @property
     def member_id(self) -> str:
@@ -39,6 +41,7 @@ class Classic:
         waiter = self.scene.join(self.member_id, self.instance, protocols=self.protocols())
         self.scene.turn()
         if not waiter.answered:
+            self.asked = waiter
             return ErrorCode.REBALANCE_IN_PROGRESS
         if waiter.reply.error_code == ErrorCode.NONE:
             self.joined = waiter.reply

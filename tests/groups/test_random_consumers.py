@@ -210,13 +210,17 @@ def beats(new: list[Consumer], old: list[Classic]) -> None:
     for classic in waiting:
         if classic.eager:
             classic.owned = {}
-        answers.append(classic.scene.join(classic.member_id, protocols=classic.protocols()))
+        if classic.asked is None or classic.joined is not None:
+            classic.asked = classic.scene.join(classic.member_id, protocols=classic.protocols())
+        answers.append(classic.asked)
         classic.scene.turn()
     for classic, answer in zip(waiting, answers, strict=True):
         if answer.answered and answer.reply.error_code == ErrorCode.NONE:
             classic.joined = answer.reply
         elif answer.answered and answer.reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
             classic.joined, classic.owned = None, {}
+        if answer.answered:
+            classic.asked = None
     for classic in sorted(waiting, key=lambda one: one.joined is None or one.joined.leader != one.member_id):
         if classic.joined is not None:
             classic.sync()
