@@ -300,6 +300,15 @@ def test_a_transaction_whose_marker_is_lost_does_not_end_with_the_next_one(one: 
 
 
 @proves("T2")
+def test_the_marker_of_a_transaction_whose_records_are_lost_commits_no_earlier_one(one: Transactional) -> None:
+    """An election has cost the marker of the first and all of the second."""
+    one.write(epoch=3, value=b"aborted")
+    one.mark(epoch=5, committed=True, number=4, version=2)
+    assert one.read() == []
+    assert one.partition.last_stable_offset == one.partition.high_watermark
+
+
+@proves("T2")
 def test_a_coordinator_that_counts_again_from_below_ends_its_transactions_all_the_same(one: Transactional) -> None:
     """It has lost the end of its log, and with that how many transactions there were."""
     one.write(value=b"before")

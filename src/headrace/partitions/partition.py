@@ -327,6 +327,9 @@ class Partition:
             if NO_NUMBER < number <= state.txn_number and producer_epoch <= state.epoch:
                 return state.marker_offset, state.marker_offset + 1, -1
             self._check_marker(header, coordinator_epoch, state, transaction_version)
+            # The records of the one that it ends are lost: what is open is an earlier one, and not committed by this.
+            if committed and transaction_version >= EPOCH_PER_TRANSACTION and state.epoch < producer_epoch - 1:
+                self._end_unmarked(header, core.epoch)
         # A client may write to its next transaction before this marker has come; only where each has an epoch of its
         # own can that be told from a write that comes late.
         last_ended = producer_epoch - 1 if transaction_version >= EPOCH_PER_TRANSACTION else producer_epoch
