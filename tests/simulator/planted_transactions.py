@@ -214,6 +214,7 @@ def a_marker_leaves_verifications(stack: ExitStack) -> None:
     swap(stack, Verifications, "void", lambda *_: None)
 
 
+@found_by("tests/partitions/test_partition_transactions.py")
 @plant
 def lost_markers_are_not_missed(stack: ExitStack) -> None:
     """A transaction whose marker an election has cost ends as its producer's next one does. It was so once."""
