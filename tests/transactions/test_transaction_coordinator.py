@@ -590,6 +590,26 @@ def test_an_id_that_nobody_used_for_long_is_forgotten() -> None:
     assert set(scene.listed()) == left
 
 
+@proves("T4")
+def test_an_id_of_two_phase_transactions_is_forgotten_sooner_but_never_while_one_is_open() -> None:
+    scene = Scene(TransactionLimits(two_phase_expiration_ms=100_000, expiry_check_ms=10_000, timeout_max_ms=10**9))
+    scene.init("plain")
+    scene.init("empty", two_phase=True)
+    scene.end(scene.begun("ended", two_phase=True), "ended")
+    prepared = scene.begun("prepared", two_phase=True)
+    scene.advance(90)
+    assert set(scene.listed()) == {"plain", "empty", "ended", "prepared"}
+    scene.advance(25)
+    assert set(scene.listed()) == {"plain", "prepared"}
+    scene.end(prepared, "prepared")
+    scene.advance(115)
+    assert set(scene.listed()) == {"plain"}
+    scene.coordinator.limits = TransactionLimits(expiration_ms=1000, expiry_check_ms=10_000)
+    scene.init("empty", two_phase=True)
+    scene.advance(25)
+    assert set(scene.listed()) == set(), "never longer than the others"
+
+
 def test_an_id_whose_tombstone_is_on_its_way_answers_nobody() -> None:
     scene = Scene(TransactionLimits(expiration_ms=1000, expiry_check_ms=1000))
     producer = scene.init().reply

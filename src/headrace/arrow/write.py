@@ -4,6 +4,8 @@ Batches carry a producer id and sequence numbers, so that one that is sent again
 broker remembers where the last five batches of a producer went, and no more are under way to a partition at a time:
 also an answer to a batch that was sent twice gives its offset. Batches are built in the caller's thread while those
 before them travel in another.
+
+In a `Transaction` (see `arrow.transaction`) all batches of a writer have its identity. One that fails ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.produce import ACKS_ALL, ACKS_NONE, Produced, ProducerId, init_producer_id, produce
 from headrace.client.connection.tls import Tls
-from headrace.client.errors import Refusal
+from headrace.client.errors import Refusal, TransactionFailed
 from headrace.client.producer.request import Outgoing
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.records.arrow import Builder, Offsets, by_partition, spread
@@ -51,6 +53,14 @@ class WriteFailed(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionIdentity:
+    """In whose name batches are written that are part of a transaction."""
+
+    transactional_id: str
+    producer: ProducerId
+
+
+@dataclass(frozen=True, slots=True)
 class _Sent:
     outgoing: Outgoing
     first: int
@@ -72,11 +82,12 @@ class Writer:
         timeout_ms: int = 30_000,
         cluster: Cluster | None = None,
         tls: Tls = None,
+        transaction: TransactionIdentity | None = None,
     ) -> None:
         """A broker that does not answer yet is waited for, as long as `timeout_ms`.
 
         A `cluster` that is given instead of its address belongs to the writer from then on. `tls` is a
-        producer's.
+        producer's. A `transaction` is ended by whoever opened it.
         """
         self._topic = topic
         self._acks = acks
@@ -89,12 +100,14 @@ class Writer:
         self._partition_count = len(self._cluster.topic(topic, create=True).partitions)
         # All that follows with the cluster happens in this one thread, round after round.
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"writer of {topic}")
-        self._identity: ProducerId | None = None
+        self._transaction = transaction
+        self._identity: ProducerId | None = None if transaction is None else transaction.producer
         self._sequences: dict[int, int] = {}
         # Every task of a Spark job has a writer of its own: all beginning at the same turn would fill one partition.
         self._without_key = random.randrange(self._partition_count) * SPREAD_ROWS
         self._under_way: deque[Future[list[Produced | HeadraceError]]] = deque()
-        self._gap = False
+        self.failure: HeadraceError | None = None
+        """Why rows were not acknowledged."""
 
     def __enter__(self) -> Self:
         return self
@@ -119,9 +132,11 @@ class Writer:
         """As `write`, without waiting for the answers: ask the result for them. Waits while too much is under way."""
         if isinstance(rows, pa.Table):
             rows = _whole(rows)
-        if self._gap:
+        if self.failure is not None:
+            if self._transaction is not None:
+                raise TransactionFailed(f"the transaction can only be aborted: {self.failure}", self.failure)
             # Rows that failed left a gap in their sequence: go on under a new identity.
-            self._gap, self._identity = False, None
+            self.failure, self._identity = None, None
             self._sequences.clear()
         partitions = spread(rows, self._partition_count, self._without_key, SPREAD_ROWS)
         self._without_key += rows["key"].null_count if "key" in rows.schema.names else len(rows)
@@ -134,6 +149,11 @@ class Writer:
             self._under_way.append(answers)
             pending.rounds.append((round_, answers))
         return pending
+
+    def flush(self) -> None:
+        """Wait until everything is answered that is under way."""
+        while self._under_way:
+            self._under_way.popleft().result()
 
     def _rounds(self, builder: Builder, starts: list[int]) -> Iterator[list[_Sent]]:
         """What leaves at once: of each partition a few batches, until there are enough bytes."""
@@ -167,13 +187,20 @@ class Writer:
             producer_id=self._identity.producer_id,
             producer_epoch=self._identity.producer_epoch,
             base_sequence=sequence,
+            transactional=self._transaction is not None,
         )
         self._sequences[partition] = sequence + builder.taken & _SEQUENCE_MASK
         return batch
 
     def _send(self, outgoing: list[Outgoing]) -> list[Produced | HeadraceError]:
-        results = produce(self._cluster, outgoing, acks=self._acks, timeout_ms=self._timeout_ms)
-        self._gap = self._gap or any(isinstance(result, HeadraceError) for result in results)
+        results = produce(
+            self._cluster,
+            outgoing,
+            acks=self._acks,
+            timeout_ms=self._timeout_ms,
+            transactional_id=None if self._transaction is None else self._transaction.transactional_id,
+        )
+        self.failure = self.failure or next((each for each in results if isinstance(each, HeadraceError)), None)
         return results
 
 

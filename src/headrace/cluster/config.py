@@ -48,6 +48,7 @@ DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "transaction.max.timeout.ms",
     "transaction.two.phase.commit.enable",
     "transactional.id.expiration.ms",
+    "transactional.id.two.phase.expiration.ms",
     "transactions.loss.accepted",
     "transactions.open.max",
     "replica.catchup.bytes.per.second",

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headrace.errors import BatchTooLarge, CorruptBatch, InvalidRecord
 from headrace.records import arrow_decoder, arrow_encoder, codecs, kernel
-from headrace.records.batch import MAGIC, NO_PRODUCER, BatchHeader, View
+from headrace.records.batch import MAGIC, NO_PRODUCER, TRANSACTIONAL, BatchHeader, View
 from headrace.records.buffers import BufferPool
 from headrace.records.record import Header
 
@@ -247,6 +247,7 @@ class Builder:
         producer_id: int = NO_PRODUCER,
         producer_epoch: int = -1,
         base_sequence: int = -1,
+        transactional: bool = False,
     ) -> bytearray:
         section = self._encoder.encode(first, end, max_bytes, self._now_ms)
         self.taken = self._encoder.taken
@@ -256,7 +257,7 @@ class Builder:
             leader_epoch=-1,
             magic=MAGIC,
             crc=0,
-            attributes=codec,
+            attributes=codec | TRANSACTIONAL if transactional else codec,
             last_offset_delta=self.taken - 1,
             base_timestamp_ms=self._encoder.base_ms,
             max_timestamp_ms=self._encoder.max_ms,

@@ -296,6 +296,14 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         1,
     ),
     Setting(
+        "transactional.id.two.phase.expiration.ms",
+        "int",
+        3_600_000,
+        "the same, of ids whose last transaction was two-phase: so long can one be ended again in the same way",
+        "ms",
+        1,
+    ),
+    Setting(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         "int",
         3_600_000,

@@ -27,8 +27,8 @@ Number = Literal[
     "request.timeout.max.ms", "retention.check.ms", "sasl.kerberos.min.time.before.relogin",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms", "transaction.max.timeout.ms",
     "transaction.remove.expired.transaction.cleanup.interval.ms", "transaction.state.log.num.partitions",
-    "transaction.state.log.replication.factor", "transactional.id.expiration.ms", "transactional.ids.max",
-    "transactions.open.max",
+    "transaction.state.log.replication.factor", "transactional.id.expiration.ms",
+    "transactional.id.two.phase.expiration.ms", "transactional.ids.max", "transactions.open.max",
 ]  # fmt: skip
 Fraction = Literal["commitlog.rewrite.share"]
 Flag = Literal[

@@ -527,10 +527,10 @@ class TransactionCoordinator:
         if found is None:
             return
         shard, names = found
-        oldest_ms, now_ms = self.limits.expiration_ms, self._wall.earliest_ms()
+        now_ms = self._wall.earliest_ms()
         if not shard.gone:
             unburied = (name for name in names if name not in shard.buried)
-            expired = [name for name in unburied if shard.expires(name, now_ms, oldest_ms)]
+            expired = [name for name in unburied if shard.expires(name, now_ms, self.limits)]
             if expired:
                 self._bury(shard, expired)
         self._clock.call_soon(partial(self._expire_some, slices))

@@ -20,6 +20,8 @@ class TransactionLimits:
     """Transactional ids on this broker."""
     two_phase: bool = True
     """Whether transactions without a timeout may be opened."""
+    two_phase_expiration_ms: int = 3_600_000
+    """As `expiration_ms`, of ids whose transactions are two-phase: such ids are often used once."""
 
 
 def limits_from(settings: BrokerSettings) -> TransactionLimits:
@@ -30,4 +32,5 @@ def limits_from(settings: BrokerSettings) -> TransactionLimits:
         settings["transactions.open.max"],
         settings["transactional.ids.max"],
         settings["transaction.two.phase.commit.enable"],
+        settings["transactional.id.two.phase.expiration.ms"],
     )

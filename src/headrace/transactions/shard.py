@@ -13,6 +13,7 @@ from typing import Final
 from headrace.coordinators.alarms import NEVER
 from headrace.coordinators.record_fields import Record
 from headrace.coordinators.state_log import ProducerEpoch
+from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import AddRequest
 from headrace.transactions.records import (
     STATES,
@@ -24,7 +25,7 @@ from headrace.transactions.records import (
     is_whole,
     state_number,
 )
-from headrace.transactions.transaction import OPEN, State, Transaction, doubt
+from headrace.transactions.transaction import NO_TIMEOUT_MS, OPEN, State, Transaction, doubt
 
 AddDone = Callable[[int], None]
 RECENT_MAX: Final = 100
@@ -183,11 +184,16 @@ class Shard:
             if head is not None:
                 yield name, head
 
-    def expires(self, transactional_id: str, now_ms: int, expiration_ms: int) -> bool:
-        """Whether it is idle, and nobody has used it for so long."""
+    def expires(self, transactional_id: str, now_ms: int, limits: TransactionLimits) -> bool:
+        """Whether it is idle, and nobody has used it for as long as it is kept."""
         value = self.idle.get(transactional_id)
         head = None if value is None else idle_head(value)
-        return head is not None and now_ms - head.update_ms >= expiration_ms
+        if head is None:
+            return False
+        kept_ms = limits.expiration_ms
+        if head.timeout_ms == NO_TIMEOUT_MS:
+            kept_ms = min(kept_ms, limits.two_phase_expiration_ms)
+        return now_ms - head.update_ms >= kept_ms
 
     def forget(self, names: Iterable[str]) -> None:
         """They are gone from the log."""

@@ -17,8 +17,11 @@ from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.connection.broker_connection import BrokerConnection
 from headrace.client.errors import Refusal, check
 from headrace.client.producer.lane import Outcome, outcome_of_code
+from headrace.client.producer.options import TRANSACTION_TIMEOUT_MS
 from headrace.client.producer.request import Outgoing, answered_rows, encode_parts, producer_id_request
-from headrace.errors import ErrorCode, HeadraceError
+from headrace.client.producer.transaction_core import EPOCHS_BUMPED, FEATURE
+from headrace.client.producer.transaction_requests import ProducerIdentity, begin_request
+from headrace.errors import ErrorCode, HeadraceError, Unsupported
 from headrace.records.batch import NO_PRODUCER, read_header
 from headrace.wire import api as apis
 from headrace.wire.message import Message
@@ -55,6 +58,23 @@ def init_producer_id(cluster: Cluster) -> ProducerId:
     return cluster.retry(ask)
 
 
+def open_two_phase(cluster: Cluster, transactional_id: str) -> ProducerId:
+    """The identity for the next two-phase transaction of this transactional id: what is open under it is aborted, and
+    who had it before can write nothing more."""
+    request = begin_request(transactional_id, ProducerIdentity(), TRANSACTION_TIMEOUT_MS, two_phase=True)
+
+    def ask() -> ProducerId:
+        coordinator = cluster.transaction_coordinator(transactional_id)
+        (answer,) = cluster.call_all([(coordinator, Request(apis.INIT_PRODUCER_ID, request))])
+        check(answer.error_code, f"transactional id {transactional_id!r}")
+        return ProducerId(answer.producer_id, answer.producer_epoch)
+
+    found = cluster.retry(ask)
+    if cluster.pool.feature(FEATURE) < EPOCHS_BUMPED:
+        raise Unsupported(f"the broker has no transactions of version {EPOCHS_BUMPED}, to which batches add partitions")
+    return found
+
+
 @dataclass(slots=True, eq=False)
 class _Batch:
     outgoing: Outgoing
@@ -72,9 +92,15 @@ class _Batch:
 
 
 def produce(
-    cluster: Cluster, outgoing: Sequence[Outgoing], *, acks: int = ACKS_ALL, timeout_ms: int = 30_000
+    cluster: Cluster,
+    outgoing: Sequence[Outgoing],
+    *,
+    acks: int = ACKS_ALL,
+    timeout_ms: int = 30_000,
+    transactional_id: str | None = None,
 ) -> list[Produced | HeadraceError]:
-    """Send all batches and answer for each, in the order given: where it went, or why it did not.
+    """Send all batches and answer for each, in the order given: where it went, or why it did not. Transactional ones
+    add their partitions to the transaction.
 
     Retriable errors are retried. Batches with a producer id stay in their order and are written once; without one, a
     batch may be written twice when its answer was lost, and may end up behind a later one when it was refused first.
@@ -87,7 +113,8 @@ def produce(
         again: list[_Batch] = []
         while waiting:
             now, waiting = _take_round(waiting)
-            again += _send_round(cluster, now, {batch.target for batch in again}, acks, timeout_ms)
+            held = {batch.target for batch in again}
+            again += _send_round(cluster, now, held, acks, timeout_ms, transactional_id)
         waiting = again
         if waiting:
             failure = waiting[0].result
@@ -121,7 +148,12 @@ def _take_round(waiting: Sequence[_Batch]) -> tuple[list[_Batch], list[_Batch]]:
 
 
 def _send_round(
-    cluster: Cluster, batches: Sequence[_Batch], held: set[tuple[str, int]], acks: int, timeout_ms: int
+    cluster: Cluster,
+    batches: Sequence[_Batch],
+    held: set[tuple[str, int]],
+    acks: int,
+    timeout_ms: int,
+    transactional_id: str | None,
 ) -> list[_Batch]:
     """Send the batches, but not to partitions that are held; gives those that are worth another try, in order."""
     again: list[_Batch] = []
@@ -159,6 +191,7 @@ def _send_round(
             topic_ids=topic_ids,
             acks=acks,
             timeout_ms=timeout_ms,
+            transactional_id=transactional_id,
         )
         asked.append((leader, Request(apis.PRODUCE, parts, answered=acks != ACKS_NONE)))
     for (_, chosen), answer in zip(requests, cluster.exchange(asked, timeout_ms + ANSWER_MARGIN_MS), strict=True):
