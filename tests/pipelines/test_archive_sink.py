@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from archive_tables import Traffic, append
+from headrace.arrow.history import next_offsets
 from headrace.errors import OperatorError
 from headrace.pipelines import archive_files, archive_tables, delta
 from headrace.pipelines.archive_files import FileSet
@@ -244,5 +245,5 @@ def test_files_of_topics_that_nobody_asks_for_are_not_looked_into(tmp_path: Path
     append(tmp_path, Traffic(1, ("asked", "other")).rows(40), mixed=True)
     for file in (tmp_path / RECORDS).glob("topic=other/*/*.parquet"):
         file.unlink()
-    found = archive_tables.next_offsets(delta.open_table(tmp_path / RECORDS), {"asked"})
+    found = next_offsets(delta.open_table(tmp_path / RECORDS), {"asked"})
     assert found == {("asked", 0): 40, ("asked", 1): 40}

@@ -34,9 +34,6 @@ from headrace.records.record import Record
 if TYPE_CHECKING:
     from headrace.client.admin.query import RecordQuery
 
-if TYPE_CHECKING:
-    pass
-
 READER_VERSION_MAX: Final = 1
 BOUNDED: Final = ("partition", "offset", "timestamp")
 
@@ -58,6 +55,7 @@ class File:
     rows: int
     modified_ms: int
     topic: str
+    """Empty in a table whose files have it inside."""
     date: str
     bounds: Bounds
 
@@ -141,10 +139,7 @@ class Archive:
 
     def _row_groups(self, file: File) -> Iterator[tuple[int, Bounds]]:
         with self._open(file.path) as opened:
-            leaves = {opened.schema.column(n).path: n for n in range(len(opened.schema))}
-            for number in range(opened.num_row_groups):
-                group = opened.metadata.row_group(number)
-                yield number, Bounds(*(_statistics(group.column(leaves[name])) for name in BOUNDED))
+            yield from row_group_bounds(opened)
 
     def _matches(self, group: _Group, wanted: RecordQuery) -> list[dict[str, Any]]:
         """Rows of one row group. Values are read only where something matches."""
@@ -216,10 +211,24 @@ def list_files(table: DeltaTable) -> list[File]:
     root = root_of(table)
     return [
         File(
-            path, size, pq.read_metadata(root / path).num_rows if count is None else count, at, topic, str(date), known
+            path,
+            size,
+            pq.read_metadata(root / path).num_rows if count is None else count,
+            at,
+            topic or "",
+            str(date),
+            known,
         )
         for path, size, count, at, topic, date, known in rows
     ]
+
+
+def row_group_bounds(opened: Any) -> Iterator[tuple[int, Bounds]]:
+    """The row groups of a file, by number, with what their statistics say."""
+    leaves = {opened.schema.column(n).path: n for n in range(len(opened.schema))}
+    for number in range(opened.num_row_groups):
+        group = opened.metadata.row_group(number)
+        yield number, Bounds(*(_statistics(group.column(leaves[name])) for name in BOUNDED))
 
 
 def unknown_since(table: DeltaTable, version: int | None) -> set[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -14,7 +17,11 @@ from headrace.client.connection.tls import Tls
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import OffsetOutOfRange
 from headrace.records.arrow import BATCH_ROWS, DEFAULT_COLUMNS, TYPES, Decoder, schema
-from headrace.records.isolation import isolation_of
+from headrace.records.batch import batches
+from headrace.records.isolation import Isolation, isolation_of
+
+if TYPE_CHECKING:
+    from headrace.arrow.history import History
 
 Bound = str | int | Mapping[int, int] | datetime.datetime
 """`"earliest"`, `"latest"`, an offset, offsets by partition, or the first record not before a moment."""
@@ -30,6 +37,7 @@ def read(
     columns: Sequence[str] = DEFAULT_COLUMNS,
     batch_rows: int = BATCH_ROWS,
     isolation: str = "committed",
+    history: str | Path | None = None,
     timeout_ms: int = 30_000,
     tls: Tls = None,
 ) -> pa.RecordBatchReader:
@@ -39,19 +47,28 @@ def read(
     that was made anew under its name meanwhile is an error. Offsets by partition choose the
     partitions that they name, unless `partitions` does. `columns` may name any of `headrace.records.arrow.TYPES`, such
     as `headers` or `digest`. With isolation `committed` records of aborted transactions are left out, and the end is at
-    the first that is undecided; `uncommitted` gives all. `tls` is a consumer's.
+    the first that is undecided; `uncommitted` gives all. `history` is the folder of an archive: what that has is read
+    there, also what the broker has deleted, and `earliest` is the first record of both; records that were put aside
+    when they were archived come after those of their file. `tls` is a consumer's.
     """
     unknown = [name for name in columns if name not in TYPES]
     if unknown:
         raise ValueError(f"there is no column {', '.join(map(repr, unknown))}; there are {', '.join(TYPES)}")
     retry, chosen = Retry(within_ms=timeout_ms), isolation_of(isolation)
+    if history is not None and chosen is Isolation.UNCOMMITTED:
+        raise ValueError("history and isolation='uncommitted' do not go together: an archive has what is committed")
     with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls, isolation=chosen) as cluster:
-        spans = _spans(cluster, topic, _chosen(cluster, topic, partitions, start, end), start, end)
+        chosen_partitions = _chosen(cluster, topic, partitions, start, end)
+        past = None if history is None else _history(cluster, history, topic, chosen_partitions, columns)
+        spans = _spans(cluster, topic, chosen_partitions, start, end, past)
 
     def rows() -> Iterator[pa.RecordBatch]:
         with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls, isolation=chosen) as cluster:
             for span in spans:
-                yield from read_span(cluster, span, columns, batch_rows)
+                if past is None:
+                    yield from read_span(cluster, span, columns, batch_rows)
+                else:
+                    yield from _read_both(cluster, past, span, columns, batch_rows)
 
     return pa.RecordBatchReader.from_batches(schema(columns), rows())
 
@@ -62,6 +79,45 @@ def read_span(
     decoder = Decoder(span.topic, span.partition, columns, batch_rows=batch_rows)
     for fetched in record_sets(cluster, span):
         yield from decoder.decode(fetched.records, span.first_offset, span.next_offset, hidden=fetched.hidden)
+
+
+def _history(
+    cluster: Cluster, folder: str | Path, topic: str, partitions: list[int], columns: Sequence[str]
+) -> History:
+    from headrace.arrow.history import covering
+
+    def log_starts() -> dict[tuple[str, int], int]:
+        listed = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
+        return {(topic, partition): found.offset for partition, found in listed.items()}
+
+    past, _ = covering(folder, log_starts)
+    past.check({topic: cluster.topic(topic).topic_id.hex()}, columns)
+    return past
+
+
+def _read_both(
+    cluster: Cluster, past: History, span: Span, columns: Sequence[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """What is archived, then the broker's records; what it deletes meanwhile is archived by then."""
+    from headrace.arrow.history import History, read_part
+
+    place, at, end = (span.topic, span.partition), span.first_offset, span.next_offset
+    while at < end:
+        cut = min(end, past.ends.get(place, 0))
+        if at < cut:
+            for part in past.parts(span.topic, {span.partition: (at, cut)}):
+                yield from read_part(part, columns, batch_rows)
+            at = cut
+        try:
+            decoder = Decoder(span.topic, span.partition, columns, batch_rows=batch_rows)
+            for fetched in record_sets(cluster, replace(span, first_offset=at)) if at < end else ():
+                yield from decoder.decode(fetched.records, at, end, hidden=fetched.hidden)
+                at = max(at, *(header.next_offset for header, _ in batches(fetched.records)))
+            return
+        except OffsetOutOfRange:
+            past = History(past.folder)
+            if past.ends.get(place, 0) <= at:
+                raise
 
 
 def _chosen(cluster: Cluster, topic: str, partitions: Iterable[int] | None, start: Bound, end: Bound) -> list[int]:
@@ -76,11 +132,15 @@ def _chosen(cluster: Cluster, topic: str, partitions: Iterable[int] | None, star
     return chosen
 
 
-def _spans(cluster: Cluster, topic: str, partitions: list[int], start: Bound, end: Bound) -> list[Span]:
+def _spans(
+    cluster: Cluster, topic: str, partitions: list[int], start: Bound, end: Bound, past: History | None
+) -> list[Span]:
     if not partitions:
         return []
     topic_id = cluster.topic(topic).topic_id
     starts = _resolve(cluster, topic, partitions, start, "start", "earliest")
+    if past is not None and not isinstance(start, int):
+        starts |= _archived_starts(past, topic, starts, start)
     ends = _resolve(cluster, topic, partitions, end, "end", "latest")
     for partition in partitions:
         if starts[partition] > ends[partition] and isinstance(start, int | Mapping):
@@ -88,6 +148,23 @@ def _spans(cluster: Cluster, topic: str, partitions: list[int], start: Bound, en
                 f"{topic}-{partition}: start {starts[partition]} is after the end, {ends[partition]}"
             )
     return [Span(topic, n, starts[n], ends[n], topic_id) for n in partitions if starts[n] < ends[n]]
+
+
+def _archived_starts(past: History, topic: str, starts: Mapping[int, int], start: Bound) -> dict[int, int]:
+    """Where the archive begins earlier than the broker's log, as far as the start is not given as an offset."""
+    if isinstance(start, datetime.datetime):
+        at_ms = round(start.timestamp() * 1000)
+        found = {n: past.first_at((topic, n), at_ms) for n in starts}
+        return {n: offset for n, offset in found.items() if offset is not None}
+    if start == "latest":
+        return {}
+    firsts = past.starts()
+    given = start if isinstance(start, Mapping) else {}
+    return {
+        n: firsts[topic, n]
+        for n, log_start in starts.items()
+        if n not in given and firsts.get((topic, n), log_start) < log_start
+    }
 
 
 def _resolve(

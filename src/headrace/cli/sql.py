@@ -41,6 +41,7 @@ DEAD_LETTERS: Final = "dead_letters"
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.")
 @click.option("--explain", is_flag=True, help="Show Spark's plan instead of the result.")
 @click.option("--archive", metavar="DIR", help="Also this archive, as archive.TOPIC and archive.dead_letters.")
+@click.option("--history", metavar="DIR", help="Topics with what this archive has of them, as one table each.")
 @spark_options
 @with_bootstrap
 def sql(
@@ -52,6 +53,7 @@ def sql(
     as_csv: bool,
     explain: bool,
     archive: str | None,
+    history: str | None,
     bootstrap: str,
     master: str,
     spark_conf: tuple[str, ...],
@@ -94,6 +96,7 @@ def sql(
                     declared={topic: TopicView(schema) for topic, schema in given.items()},
                     sample_records=sample,
                     archived=_archived(spark, archive) if archive else None,
+                    history=history,
                     told=_tell,
                 )
             for statement in split(text):

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import StructField, StructType
 
 from headrace.arrow.archive import root_of
+from headrace.arrow.history import last_writer, next_offsets
 from headrace.errors import OperatorError
 from headrace.pipelines import delta
 from headrace.pipelines.archive_files import DataFile
@@ -95,50 +94,6 @@ def _nullable(field: StructField) -> StructField:
     return found
 
 
-def next_offsets(table: DeltaTable, topics: Iterable[str] | None = None) -> Offsets:
-    """One more than the last offset that the table has, for each partition it has anything of.
-
-    From the statistics in the log, in columns: a table may have tens of thousands of files, and every commit asks. A
-    file of several partitions, as compaction may make them, is looked into.
-    """
-    files = pa.table(table.get_add_actions(flatten=True))
-    topic, last_topic = _column(files, "partition.topic", "min.topic"), _column(files, "partition.topic", "max.topic")
-    partition, last_offset = _column(files, "min.partition"), _column(files, "max.offset")
-    single = pc.and_(pc.equal(topic, last_topic), pc.equal(partition, _column(files, "max.partition")))
-    single = pc.and_(pc.fill_null(single, False), pc.is_valid(last_offset))
-    known = pa.table({"topic": topic, "partition": partition, "offset": last_offset}).filter(single)
-    mixed = pa.table({"path": files["path"], "topic": _column(files, "partition.topic")}).filter(pc.invert(single))
-    if topics is not None:
-        asked = pa.array(list(topics), pa.string())
-        known = known.filter(pc.is_in(known["topic"], asked))
-        mixed = mixed.filter(pc.or_(pc.is_null(mixed["topic"]), pc.is_in(mixed["topic"], asked)))
-    found: Offsets = {}
-    for rows in (known, *_looked_into(table, mixed)):
-        for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
-            place = (row["topic"], row["partition"])
-            found[place] = max(found.get(place, 0), row["offset_max"] + 1)
-    return found
-
-
-def _column(files: pa.Table, *names: str) -> pa.ChunkedArray:
-    """The first of these columns that is there; nulls if none is, as in a table without statistics."""
-    for name in names:
-        if name in files.column_names:
-            column = files[name]
-            return column.cast(pa.string()) if name.endswith("topic") else column
-    return pa.chunked_array([pa.nulls(len(files), pa.string() if names[0].endswith("topic") else pa.int64())])
-
-
-def _looked_into(table: DeltaTable, files: pa.Table) -> Iterator[pa.Table]:
-    """The places of all records of some files; `topic` is null where the files have it inside."""
-    for file in files.to_pylist():
-        inside = ["partition", "offset"] if file["topic"] is not None else ["topic", "partition", "offset"]
-        rows = pq.read_table(root_of(table) / file["path"], columns=inside, partitioning=None)
-        if file["topic"] is not None:
-            rows = rows.append_column("topic", pa.repeat(file["topic"], len(rows)))
-        yield rows
-
-
 def refuse_repeats(table: DeltaTable, files: Iterable[DataFile]) -> None:
     """An error if the table has an offset of these files already."""
     for file, where, next_offset in _reached(table, files):
@@ -184,7 +139,7 @@ def half_committed(archive: Path) -> bool:
     """Whether the last dead letters are of a batch whose records are not yet in their table."""
     if not delta.exists(archive / DEAD_LETTERS):
         return False
-    last = delta.last_writer(delta.open_table(archive / DEAD_LETTERS))
+    last = last_writer(delta.open_table(archive / DEAD_LETTERS))
     if last is None:
         return False
     app_id, version = last

@@ -17,6 +17,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql.types import StructType
 
 from headrace.arrow.archive import root_of
+from headrace.arrow.history import WRITER
 from headrace.errors import OperatorError
 from headrace.pipelines import durable
 
@@ -27,7 +28,6 @@ READER_VERSION_MAX: Final = 1
 COMMIT_TRIES: Final = 50
 LOG_FOLDER: Final = "_delta_log"
 LAST_CHECKPOINT: Final = "_last_checkpoint"
-WRITER: Final = "headrace.writer"
 
 
 def exists(path: str | Path) -> bool:
@@ -127,15 +127,6 @@ def append(
         sync_version(path, table.version() + 1)
         return True
     raise OperatorError(f"the Delta table {path} did not take a commit in {COMMIT_TRIES} tries: {failure}")
-
-
-def last_writer(table: DeltaTable) -> tuple[str, int] | None:
-    """Application and version of the newest commit that `append` has made; None if there is none."""
-    for commit in table.history():
-        if WRITER in commit:
-            app_id, _, version = str(commit[WRITER]).rpartition(" ")
-            return app_id, int(version)
-    return None
 
 
 def to_spark(schema: pa.Schema) -> StructType:

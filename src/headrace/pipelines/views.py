@@ -80,6 +80,7 @@ class Views:
         declared: Mapping[str, TopicView] | None = None,
         sample_records: int = SAMPLE_RECORDS,
         archived: Archived | None = None,
+        history: str | None = None,
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
         session.register_source(spark, HeadraceSource)
@@ -89,6 +90,7 @@ class Views:
         self.sampled: dict[str, StructType] = {}
         self._sample_records = sample_records
         self._archived = archived
+        self._history = {"history": history} if history else {}
         self._told = told
         self._made: list[str] = []
         self._made_of_archive: list[str] = []
@@ -136,7 +138,13 @@ class Views:
         options = {"startingOffsets": "earliest", **chosen.options} if stream else dict(chosen.options)
         reader = (self.spark.readStream if stream else self.spark.read).format("headrace")
         source = reader.options(
-            **{"kafka.bootstrap.servers": self.bootstrap, "subscribe": name, "columns": _SOURCE_COLUMNS, **options}
+            **{
+                "kafka.bootstrap.servers": self.bootstrap,
+                "subscribe": name,
+                "columns": _SOURCE_COLUMNS,
+                **self._history,
+                **options,
+            }
         )
         return columns_of(source.load(), self._schema(name, chosen))
 

@@ -73,6 +73,8 @@ class SourceOptions:
     push_filters: bool
     timeout_ms: int
     isolation: Isolation = Isolation.COMMITTED
+    history: str = ""
+    """The folder of an archive, of which is read what it has."""
 
 
 EVERY: Final = (
@@ -102,6 +104,7 @@ EVERY: Final = (
     "timeout",
     "isolation",
     "kafka.isolation.level",
+    "history",
 )
 
 IGNORED: Final = frozenset(
@@ -195,6 +198,7 @@ def parse(options: Mapping[str, str], *, streaming: bool, columns: tuple[str, ..
         push_filters=flag(given, "pushFilters", False),
         timeout_ms=duration_ms(given, "timeout", DEFAULT_TIMEOUT_MS),
         isolation=_isolation(given),
+        history=_history(given),
     )
 
 
@@ -206,6 +210,15 @@ def _isolation(given: Mapping[str, str]) -> Isolation:
     if not names:
         return Isolation.COMMITTED
     return read(given, names[0], Isolation.COMMITTED, isolation_of, "committed or uncommitted")
+
+
+def _history(given: Mapping[str, str]) -> str:
+    folder = given.get("history", "")
+    if folder and _isolation(given) is Isolation.UNCOMMITTED:
+        raise SettingError(
+            "options history and isolation=uncommitted do not go together: an archive has only what is committed"
+        )
+    return folder
 
 
 def refuse_unknown(given: Mapping[str, str], known: tuple[str, ...], ignored: frozenset[str]) -> None:

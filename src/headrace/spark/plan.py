@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import InputPartition
 
@@ -23,6 +23,9 @@ from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import HeadraceError, SettingError
 from headrace.records.isolation import Isolation
 from headrace.spark.options import Bound, Topics
+
+if TYPE_CHECKING:
+    from headrace.spark.history import Past
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -94,35 +97,46 @@ def by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
 
 
 def resolve(
-    cluster: Cluster, bound: Bound, places: Iterable[Place], option: str, *, late: str = "latest"
+    cluster: Cluster,
+    bound: Bound,
+    places: Iterable[Place],
+    option: str,
+    *,
+    late: str = "latest",
+    past: Past | None = None,
 ) -> dict[Place, int]:
     """Offsets for a bound. Offsets given one by one have to name every partition, and no other."""
     places = tuple(places)
     if bound.offset is not None:
-        return ends_of(cluster, places, bound.offset)
+        floors = past.floors() if past is not None and bound.offset == EARLIEST else None
+        return ends_of(cluster, places, bound.offset) if floors is None else {place: floors[place] for place in places}
     if bound.time_ms is not None:
-        return _at_times(cluster, dict.fromkeys(places, bound.time_ms), f"{option}Timestamp", late)
+        return _at_times(cluster, dict.fromkeys(places, bound.time_ms), f"{option}Timestamp", late, past)
     given = bound.times_ms if bound.times_ms is not None else bound.offsets
     assert given is not None
     name = f"{option}OffsetsByTimestamp" if bound.times_ms is not None else f"{option}Offsets"
     flat = {(topic, number): value for topic, numbers in given.items() for number, value in numbers.items()}
     _check_same(set(flat), set(places), name)
     if bound.times_ms is not None:
-        return _at_times(cluster, flat, name, late)
-    return _checked(cluster, flat, name)
+        return _at_times(cluster, flat, name, late, past)
+    return _checked(cluster, flat, name, past)
 
 
-def first_at(cluster: Cluster, times_ms: Mapping[Place, int]) -> dict[Place, int | None]:
+def first_at(cluster: Cluster, times_ms: Mapping[Place, int], past: Past | None = None) -> dict[Place, int | None]:
     """The offset of the first record not before a time, None where there is no such record."""
-    return {
+    archived = {place: past.first_at(place, at_ms) for place, at_ms in times_ms.items()} if past is not None else {}
+    rest = {place: at_ms for place, at_ms in times_ms.items() if archived.get(place) is None}
+    return archived | {
         (topic, number): None if timed.offset < 0 else timed.offset
-        for topic, numbers in by_topic(times_ms).items()
-        for number, timed in list_offsets(cluster, topic, {n: times_ms[topic, n] for n in numbers}).items()
+        for topic, numbers in by_topic(rest).items()
+        for number, timed in list_offsets(cluster, topic, {n: rest[topic, n] for n in numbers}).items()
     }
 
 
-def _at_times(cluster: Cluster, times_ms: Mapping[Place, int], name: str, late: str) -> dict[Place, int]:
-    found = first_at(cluster, times_ms)
+def _at_times(
+    cluster: Cluster, times_ms: Mapping[Place, int], name: str, late: str, past: Past | None
+) -> dict[Place, int]:
+    found = first_at(cluster, times_ms, past)
     after_all = [place for place, offset in found.items() if offset is None]
     if after_all and late == "error":
         topic, number = min(after_all)
@@ -142,8 +156,9 @@ def _check_same(given: set[Place], there: set[Place], name: str) -> None:
             raise SettingError(f"option {name} {told} partition {partition} of topic {topic!r}{also}")
 
 
-def _checked(cluster: Cluster, given: Mapping[Place, int], name: str) -> dict[Place, int]:
-    starts, ends = ends_of(cluster, given, EARLIEST), ends_of(cluster, given, LATEST)
+def _checked(cluster: Cluster, given: Mapping[Place, int], name: str, past: Past | None) -> dict[Place, int]:
+    starts = ends_of(cluster, given, EARLIEST) if past is None else past.floors()
+    ends = ends_of(cluster, given, LATEST)
     words = {EARLIEST: starts, LATEST: ends}
     found = {place: words[offset][place] if offset in words else offset for place, offset in given.items()}
     for (topic, partition), offset in found.items():

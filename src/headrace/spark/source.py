@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -42,7 +43,10 @@ from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
 from headrace.spark.plan import Place, Split
 from headrace.spark.session import SETTINGS
-from headrace.spark.stream import StreamReader
+from headrace.spark.stream import StreamReader, past_of
+
+if TYPE_CHECKING:
+    from headrace.spark.history import Past
 
 log = logging.getLogger(__name__)
 
@@ -118,24 +122,30 @@ class BatchReader(DataSourceReader):
         self._options = chosen
         self._pushed = filters.Pushed()
 
-    def partitions(self) -> list[Split]:
+    def partitions(self) -> list[InputPartition]:
         chosen = self._options
+        archived: list[InputPartition] = []
         with cluster_at(chosen.bootstrap, chosen.timeout_ms, isolation=chosen.isolation) as cluster:
             found = plan.find(cluster, chosen.topics)
-            spans = self._filtered(cluster, self._bounds(cluster, found.places))
+            past = past_of(cluster, chosen, found)
+            spans = self._filtered(cluster, self._bounds(cluster, found.places, past), past)
+            if past is not None:
+                of_archive, spans = past.divide(spans, fail=chosen.fail_on_data_loss)
+                archived += past.splits(of_archive, self._pushed.from_ms)
             splits = plan.cut(
                 cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
             )
         # Without any, Spark would make one of its own.
-        return splits or [Split("", 0, 0, 0, "")]
+        return [*archived, *splits] or [Split("", 0, 0, 0, "")]
 
-    def _bounds(self, cluster: Cluster, places: tuple[Place, ...]) -> dict[Place, tuple[int, int]]:
+    def _bounds(self, cluster: Cluster, places: tuple[Place, ...], past: Past | None) -> dict[Place, tuple[int, int]]:
         chosen = self._options
-        starts = plan.resolve(cluster, chosen.start, places, "starting", late=chosen.late_start)
-        ends = plan.resolve(cluster, chosen.end, places, "ending")
+        starts = plan.resolve(cluster, chosen.start, places, "starting", late=chosen.late_start, past=past)
+        ends = plan.resolve(cluster, chosen.end, places, "ending", past=past)
         gone = []
         if chosen.start.offsets is not None:
-            for place, log_start in plan.ends_of(cluster, places, EARLIEST).items():
+            floors = plan.ends_of(cluster, places, EARLIEST) if past is None else past.floors()
+            for place, log_start in floors.items():
                 if starts[place] < log_start and starts[place] < ends[place]:
                     gone.append(loss.deleted(place, starts[place], ends[place], log_start))
                     starts[place] = min(log_start, ends[place])
@@ -147,12 +157,14 @@ class BatchReader(DataSourceReader):
                 )
         return {place: (starts[place], ends[place]) for place in places}
 
-    def _filtered(self, cluster: Cluster, bounds: dict[Place, tuple[int, int]]) -> dict[Place, tuple[int, int]]:
+    def _filtered(
+        self, cluster: Cluster, bounds: dict[Place, tuple[int, int]], past: Past | None
+    ) -> Mapping[Place, tuple[int, int]]:
         pushed = self._pushed
         spans = {place: pushed.span(*bound) for place, bound in bounds.items() if pushed.takes(*place)}
         spans = {place: span for place, span in spans.items() if span[0] < span[1]}
         if pushed.from_ms is not None and pushed.from_ms > 0:
-            firsts = plan.first_at(cluster, dict.fromkeys(spans, pushed.from_ms))
+            firsts = plan.first_at(cluster, dict.fromkeys(spans, pushed.from_ms), past)
             spans = {
                 place: (max(start, first), end)
                 for place, (start, end) in spans.items()
@@ -161,7 +173,6 @@ class BatchReader(DataSourceReader):
         return spans
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Split)
         return split_reader.read(self._options, partition)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.fetch import Span, TopicReplaced, check_topic, record_sets
@@ -22,8 +23,19 @@ from headrace.spark.plan import Split, ends_of
 _GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-def read(options: SourceOptions, split: Split) -> Iterator[pa.RecordBatch]:
-    """The rows of a split. Retention may overtake the reader: what it took is reported as the query asks for."""
+def read(options: SourceOptions, split: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a split."""
+    if isinstance(split, Split):
+        return _read(options, split)
+    from headrace.spark import history
+
+    assert isinstance(split, history.HistorySplit)
+    return history.read(split, options.columns)
+
+
+def _read(options: SourceOptions, split: Split) -> Iterator[pa.RecordBatch]:
+    """Retention may overtake the reader: what it took is read where it is archived, if the query has its history, else
+    reported as the query asks for."""
     # The address was right when the query was planned.
     with cluster_at(options.bootstrap, options.timeout_ms, patient=True, isolation=options.isolation) as cluster:
         decoder = Decoder(split.topic, split.partition, options.columns, batch_bytes=PASSED_ON_BYTES)
@@ -41,6 +53,15 @@ def read(options: SourceOptions, split: Split) -> Iterator[pa.RecordBatch]:
                 if error.kafka_code not in _GONE:
                     raise
                 at = at if last is None else _end_of(last)
+                if options.history and (reached := _deleted_up_to(cluster, split, at, end)) > at:
+                    from headrace.spark.history import archived_since
+
+                    place = split.topic, split.partition
+                    rows = archived_since(options.history, place, at, reached, options.columns)
+                    if rows is not None:
+                        yield from rows
+                        at = reached
+                        continue
                 left = _left(cluster, _span(split, at, end), fail=options.fail_on_data_loss)
                 if left == (at, end):
                     raise
@@ -49,6 +70,16 @@ def read(options: SourceOptions, split: Split) -> Iterator[pa.RecordBatch]:
 
 def _span(split: Split, at: int, end: int) -> Span:
     return Span(split.topic, split.partition, at, end, bytes.fromhex(split.topic_id))
+
+
+def _deleted_up_to(cluster: Cluster, split: Split, at: int, end: int) -> int:
+    """How far the topic, if it is still the same, has deleted what is left to be read."""
+    try:
+        check_topic(cluster, _span(split, at, end))
+        place = split.topic, split.partition
+        return min(end, ends_of(cluster, [place], EARLIEST)[place])
+    except (UnknownTopic, TopicReplaced):
+        return at
 
 
 def _end_of(records: memoryview) -> int:

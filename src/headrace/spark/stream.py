@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -27,8 +28,11 @@ from headrace.records.isolation import Isolation
 from headrace.spark import loss, plan, progress, split_reader
 from headrace.spark.connections import cluster_at
 from headrace.spark.options import SourceOptions
-from headrace.spark.plan import Place, Split, TopicsFound
+from headrace.spark.plan import Place, TopicsFound
 from headrace.spark.progress import Position, StreamOffset
+
+if TYPE_CHECKING:
+    from headrace.spark.history import Past
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -45,7 +49,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         chosen = self._options
         with self._cluster() as cluster:
             found = plan.find(cluster, chosen.topics)
-            starts = plan.resolve(cluster, chosen.start, found.places, "starting", late=chosen.late_start)
+            past = past_of(cluster, chosen, found)
+            starts = plan.resolve(cluster, chosen.start, found.places, "starting", late=chosen.late_start, past=past)
         return Position(starts, found.ids).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -72,6 +77,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if (before.offsets == ends and before.ids == found.ids) or self._is_too_early(before, ends, limit):
                 return start
             log_starts = plan.ends_of(cluster, ends, EARLIEST)
+            if past := self._past(cluster, found, before, log_starts):
+                log_starts |= {place: floor for place, floor in past.floors().items() if place in log_starts}
             if any(at > log_ends.get(place, at) for place, at in before.offsets.items()):
                 # Of a query that read uncommitted records before, what lies above open transactions is not gone.
                 log_ends = plan.ends_of(cluster, found.places, LATEST, Isolation.UNCOMMITTED)
@@ -85,20 +92,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> StreamOffset | None:
         return self._latest
 
-    def partitions(self, start: StreamOffset, end: StreamOffset) -> list[Split]:
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
         before, after = Position.from_json(start), Position.from_json(end)
         chosen = self._options
+        archived: list[InputPartition] = []
         with self._cluster() as cluster:
             found = plan.find(cluster, chosen.topics, missing_ok=True)
             moved = [place for place in loss.moved(before, after) if place in found.places]
             log_starts = plan.ends_of(cluster, moved, EARLIEST)
+            past = self._past(cluster, found, before, log_starts)
+            if past is not None:
+                log_starts |= {place: floor for place, floor in past.floors().items() if place in log_starts}
+            spans: Mapping[Place, tuple[int, int]]
             spans = loss.spans(before, after, found, log_starts, fail=chosen.fail_on_data_loss)
-            return plan.cut(
+            if past is not None:
+                of_archive, spans = past.divide(spans, fail=chosen.fail_on_data_loss, only_deleted=True)
+                archived += past.splits(of_archive)
+            splits = plan.cut(
                 cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
             )
+        return [*archived, *splits]
+
+    def _past(
+        self, cluster: Cluster, found: TopicsFound, before: Position, log_starts: Mapping[Place, int]
+    ) -> Past | None:
+        """The archive, where the broker has not all any more."""
+        behind = any(before.offsets.get(place, 0) < start for place, start in log_starts.items())
+        return past_of(cluster, self._options, found) if behind else None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Split)
         return split_reader.read(self._options, partition)
 
     def commit(self, end: StreamOffset) -> None:
@@ -133,6 +155,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if waiting >= least or self._planned_at_s is None:
             return False
         return time.monotonic() - self._planned_at_s < self._options.trigger_delay_ms / 1000
+
+
+def past_of(cluster: Cluster, chosen: SourceOptions, found: TopicsFound) -> Past | None:
+    """The archive of a query that asks for the whole history."""
+    if not chosen.history:
+        return None
+    # Brought in when it is asked for: it needs more of Arrow than planning does.
+    from headrace.spark.history import Past
+
+    past = Past(cluster, chosen.history, found.ids, found.places)
+    past.check(chosen.columns)
+    return past
 
 
 def share(offsets: Mapping[Place, int], ends: Mapping[Place, int], limit: int) -> dict[Place, int]:

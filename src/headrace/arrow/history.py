@@ -1,0 +1,299 @@
+"""The whole history of a topic: what an archive has of it, and from an exact offset of each partition on, the broker.
+
+A `History` is one version of an archive's tables. `ends` are its cuts: of every partition the next offset that is not
+archived. Whoever reads the files that it lists below its cuts, and the broker from the cuts on, has every record once,
+also while the archive goes on, and while the broker deletes what is archived. Records that could not be decoded when
+they were archived are read from where they were put aside; they have no `timestampType`.
+
+Records of a batch are archived in two tables, those put aside first. So the table of what was put aside is looked at
+last, and as it was when it had no batch that the table of records has not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from headrace.arrow.archive import Archive, Bounds, list_files, open_records, root_of, row_group_bounds
+from headrace.errors import OperatorError, SettingError
+from headrace.records.arrow import BATCH_ROWS, TYPES, schema
+
+DEAD_LETTERS: Final = "dead_letters"
+ORIGIN: Final = "archive.json"
+WRITER: Final = "headrace.writer"
+"""In the log of a table, who made a commit: the name of a query, and its batch."""
+COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
+
+Place = tuple[str, int]
+"""Topic and partition."""
+Spans = dict[int, tuple[int, int]]
+"""By partition, offsets from the first up to but not the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one file: those of a topic with offsets in the spans of their partitions."""
+
+    path: str
+    size_bytes: int
+    topic: str
+    spans: Spans
+
+
+class History:
+    """One version of the archive in a folder; an OperatorError says what is there instead."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        records = open_records(self.folder)
+        self._tables = [records, *_put_aside(self.folder, records)]
+        self.ends: dict[Place, int] = {}
+        for table in self._tables:
+            for place, offset in next_offsets(table).items():
+                self.ends[place] = max(self.ends.get(place, 0), offset)
+        self._files = [(table, file) for table in self._tables for file in list_files(table)]
+
+    def check(self, ids: Mapping[str, str], columns: Iterable[str]) -> None:
+        """SettingError unless these columns can be had; OperatorError if a topic is not that which was archived."""
+        missing = [name for name in columns if name not in COLUMNS]
+        if missing:
+            raise SettingError(f"column {missing[0]!r} is not in an archive; it has {', '.join(COLUMNS)}")
+        if "value" in columns and Archive(self.folder).drops_values():
+            raise SettingError(f"the archive {self.folder} was made without values; leave out column value")
+        try:
+            known = json.loads((self.folder / ORIGIN).read_text())["topics"]
+        except FileNotFoundError:
+            known = {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OperatorError(f"{self.folder / ORIGIN} cannot be read: {error}") from None
+        for topic, now in ids.items():
+            if known.get(topic, now) != now:
+                raise OperatorError(
+                    f"the archive {self.folder} has records of a topic {topic} with id {known[topic]}, which was made "
+                    f"anew since: its id is {now}; read the topic without its history, or the archive alone"
+                )
+
+    def starts(self) -> dict[Place, int]:
+        """The first offset of each partition that is archived."""
+        found: dict[Place, int] = {}
+        for table, file in self._files:
+            for place, offset in _firsts(table, file.path, file.topic or None, file.bounds):
+                found[place] = min(found.get(place, offset), offset)
+        return found
+
+    def first_at(self, place: Place, at_ms: int) -> int | None:
+        """The offset of the first record not before a time; None if none of those archived is."""
+        topic, partition = place
+        found: int | None = None
+        for part in self.parts(topic, {partition: (0, self.ends.get(place, 0))}, from_ms=at_ms):
+            for rows in read_part(part, ("offset", "timestamp"), checked_from_ms=at_ms):
+                late = rows.filter(pc.greater_equal(rows["timestamp"], _moment(at_ms)))
+                if len(late):
+                    least = pc.min(late["offset"]).as_py()
+                    found = least if found is None else min(found, least)
+        return found
+
+    def parts(self, topic: str, spans: Spans, *, from_ms: int | None = None) -> list[Part]:
+        """Files that may have rows of these spans, as far as they are archived, in the order of their offsets. Files
+        whose records are all before a time are left out."""
+        cut = {n: (first, min(end, self.ends.get((topic, n), 0))) for n, (first, end) in spans.items()}
+        found: list[tuple[tuple[int, int], Part]] = []
+        for table, file in self._files:
+            if file.topic not in (topic, ""):
+                continue
+            bounds = file.bounds
+            if from_ms is not None and bounds.timestamp is not None and bounds.timestamp[1] + 999 < from_ms * 1000:
+                continue
+            touched = {n: span for n, span in cut.items() if _touches(bounds, n, span)}
+            if touched:
+                order = (bounds.partition or (0, 0))[0], (bounds.offset or (0, 0))[0]
+                found.append((order, Part(str(root_of(table) / file.path), file.size_bytes, topic, touched)))
+        return [part for _, part in sorted(found, key=lambda each: each[0])]
+
+
+def covering(folder: str | Path, log_starts: Callable[[], Mapping[Place, int]]) -> tuple[History, Mapping[Place, int]]:
+    """An archive that reaches to where logs begin, if it ever does, and where they begin. Logs are looked at after the
+    archive, and both again where a log has deleted what was archived in between."""
+    history, starts = History(folder), log_starts()
+    while any(history.ends.get(place, start) < start for place, start in starts.items()):
+        before, history, starts = history, History(folder), log_starts()
+        if history.ends == before.ends:
+            break
+    return history, starts
+
+
+def read_part(
+    part: Part,
+    columns: Sequence[str],
+    batch_rows: int = BATCH_ROWS,
+    *,
+    checked_from_ms: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, in the order of the file. With a time, row groups that end before it are passed over."""
+    try:
+        opened = pq.ParquetFile(part.path, pre_buffer=False)
+    except FileNotFoundError:
+        raise OperatorError(
+            f"{part.path} is gone: the archive was compacted and vacuumed while it was read; try again"
+        ) from None
+    with opened:
+        inside = set(opened.schema_arrow.names)
+        for number, bounds in row_group_bounds(opened):
+            if checked_from_ms is not None and bounds.timestamp and bounds.timestamp[1] + 999 < checked_from_ms * 1000:
+                continue
+            if not any(_touches(bounds, n, span) for n, span in part.spans.items()):
+                continue
+            whole = "topic" not in inside and _is_within(bounds, part.spans)
+            needed = {*columns, *(() if whole else ("topic", "partition", "offset"))} & inside
+            for rows in opened.iter_batches(batch_rows, [number], sorted(needed)):
+                kept = rows if whole else rows.filter(_mask(rows, part))
+                if len(kept):
+                    yield _shaped(kept, part.topic, columns)
+
+
+def last_writer(table: DeltaTable) -> tuple[str, int] | None:
+    """Query and batch of the newest commit that has such, of a table at its newest version; None if there is none."""
+    return next((_writer(commit) for commit in table.history() if WRITER in commit), None)
+
+
+def _writer(commit: Mapping[str, Any]) -> tuple[str, int]:
+    name, _, batch = str(commit[WRITER]).rpartition(" ")
+    return name, int(batch)
+
+
+def next_offsets(table: DeltaTable, topics: Iterable[str] | None = None) -> dict[Place, int]:
+    """One more than the last offset that the table has, for each partition it has anything of.
+
+    From the statistics in the log, in columns: a table may have tens of thousands of files, and every commit asks. A
+    file of several partitions, as compaction may make them, is looked into.
+    """
+    files = pa.table(table.get_add_actions(flatten=True))
+    topic, last_topic = _column(files, "partition.topic", "min.topic"), _column(files, "partition.topic", "max.topic")
+    partition, last_offset = _column(files, "min.partition"), _column(files, "max.offset")
+    single = pc.and_(pc.equal(topic, last_topic), pc.equal(partition, _column(files, "max.partition")))
+    single = pc.and_(pc.fill_null(single, False), pc.is_valid(last_offset))
+    known = pa.table({"topic": topic, "partition": partition, "offset": last_offset}).filter(single)
+    mixed = pa.table({"path": files["path"], "topic": _column(files, "partition.topic")}).filter(pc.invert(single))
+    if topics is not None:
+        asked = pa.array(list(topics), pa.string())
+        known = known.filter(pc.is_in(known["topic"], asked))
+        mixed = mixed.filter(pc.or_(pc.is_null(mixed["topic"]), pc.is_in(mixed["topic"], asked)))
+    found: dict[Place, int] = {}
+    looked_into = (_places(table, file["path"], file["topic"]) for file in mixed.to_pylist())
+    for rows in (known, *looked_into):
+        for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
+            place = (row["topic"], row["partition"])
+            found[place] = max(found.get(place, 0), row["offset_max"] + 1)
+    return found
+
+
+def _column(files: pa.Table, *names: str) -> pa.ChunkedArray:
+    """The first of these columns that is there; nulls if none is, as in a table without statistics."""
+    for name in names:
+        if name in files.column_names:
+            column = files[name]
+            return column.cast(pa.string()) if name.endswith("topic") else column
+    return pa.chunked_array([pa.nulls(len(files), pa.string() if names[0].endswith("topic") else pa.int64())])
+
+
+def _places(table: DeltaTable, path: str, topic: str | None) -> pa.Table:
+    """Topic, partition and offset of all records of a file; the topic is None where the file has it inside."""
+    inside = ["partition", "offset"] if topic is not None else ["topic", "partition", "offset"]
+    rows = pq.read_table(root_of(table) / path, columns=inside, partitioning=None)
+    return rows if topic is None else rows.append_column("topic", pa.repeat(topic, len(rows)))
+
+
+def _firsts(table: DeltaTable, path: str, topic: str | None, bounds: Bounds) -> Iterator[tuple[Place, int]]:
+    if topic is not None and bounds.partition and bounds.offset and bounds.partition[0] == bounds.partition[1]:
+        yield (topic, bounds.partition[0]), bounds.offset[0]
+        return
+    rows = _places(table, path, topic).group_by(["topic", "partition"]).aggregate([("offset", "min")])
+    for row in rows.to_pylist():
+        yield (row["topic"], row["partition"]), row["offset_min"]
+
+
+def _put_aside(folder: Path, records: DeltaTable) -> list[DeltaTable]:
+    """The table of records that could not be decoded, without those of batches that the table of records has not."""
+    path = folder / DEAD_LETTERS
+    if not DeltaTable.is_deltatable(str(path)):
+        return []
+    table = DeltaTable(str(path))
+    newest = version = table.version()
+    for number in range(newest, -1, -1):
+        writer = _writer_of(table, number)
+        if writer is not None:
+            known = records.transaction_version(writer[0])
+            if known is not None and writer[1] <= known:
+                break
+            version = number - 1
+    if version != newest:
+        table.load_as_version(version)
+    return [table]
+
+
+def _writer_of(table: DeltaTable, version: int) -> tuple[str, int] | None:
+    """Of one commit, from the log itself: `history` numbers those of an older version wrongly."""
+    try:
+        lines = (root_of(table) / "_delta_log" / f"{version:020}.json").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    infos = [info for line in lines if line and (info := json.loads(line).get("commitInfo")) is not None]
+    return next((_writer(info) for info in infos if WRITER in info), None)
+
+
+def _touches(bounds: Bounds, partition: int, span: tuple[int, int]) -> bool:
+    if span[0] >= span[1] or (bounds.partition and not bounds.partition[0] <= partition <= bounds.partition[1]):
+        return False
+    return bounds.offset is None or (bounds.offset[0] < span[1] and bounds.offset[1] >= span[0])
+
+
+def _is_within(bounds: Bounds, spans: Spans) -> bool:
+    """Whether no row has to be looked at to know that it is in the spans."""
+    if bounds.partition is None or bounds.offset is None or bounds.partition[0] != bounds.partition[1]:
+        return False
+    first, end = spans.get(bounds.partition[0], (0, 0))
+    return first <= bounds.offset[0] and bounds.offset[1] < end
+
+
+def _mask(rows: pa.RecordBatch, part: Part) -> Any:
+    of_partition = [
+        reduce(
+            pc.and_,
+            (
+                pc.equal(rows["partition"], partition),
+                pc.greater_equal(rows["offset"], first),
+                pc.less(rows["offset"], end),
+            ),
+        )
+        for partition, (first, end) in part.spans.items()
+    ]
+    chosen = reduce(pc.or_, of_partition)
+    return pc.and_(chosen, pc.equal(rows["topic"], part.topic)) if "topic" in rows.schema.names else chosen
+
+
+def _shaped(rows: pa.RecordBatch, topic: str, columns: Sequence[str]) -> pa.RecordBatch:
+    """The columns as the source has them: in order, with the topic, nulls where the file has no such column."""
+    names = rows.schema.names
+    arrays = []
+    for name in columns:
+        if name in names and name != "topic":
+            found = rows[name]
+            arrays.append(found if found.type == TYPES[name] else found.cast(TYPES[name]))
+        elif name == "topic":
+            arrays.append(pa.repeat(pa.scalar(topic, TYPES["topic"]), len(rows)))
+        else:
+            arrays.append(pa.nulls(len(rows), TYPES[name]))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema(columns))
+
+
+def _moment(at_ms: int) -> pa.Scalar:
+    return pa.scalar(at_ms * 1000, TYPES["timestamp"])
