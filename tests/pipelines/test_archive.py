@@ -319,3 +319,26 @@ def test_two_archives_of_one_folder_exclude_each_other(broker: Broker, topic: st
     archive.check(options(broker, tmp_path / "a", topic))
     other.stdout.close()
     other.stdin.close()
+
+
+def test_a_full_disk_is_told_with_its_folder_and_the_archive_goes_on_after(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        noise = [os.urandom(100) for _ in range(20_000)]
+        produce(broker.bootstrap, topic, noise, partitions=2)
+        with pytest.raises(HeadraceError, match=f"the archive {folder}/a cannot be written: No space left on device"):
+            archive.run(spark, options(broker, folder / "a", topic))
+        subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
+        assert archive.run(spark, options(broker, folder / "a", topic)).facts["lag"] == 0
+        assert archive_rows(records_table(folder / "a")) == topic_rows(broker.bootstrap, topic)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

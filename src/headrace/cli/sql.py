@@ -84,7 +84,7 @@ def sql(
     with tempfile.TemporaryDirectory(prefix="headrace-sql-") as folder:
         own_conf = ("spark.sql.globalTempDatabase=archive", f"spark.sql.warehouse.dir={folder}")
         with spark_session("sql", master, (*own_conf, *spark_conf)) as spark, sql_errors():
-            silence(spark)
+            silence()
             from headrace.pipelines.statements import split
             from headrace.pipelines.views import TopicView, Views
             from headrace.spark.screen import waiting
@@ -192,9 +192,8 @@ def sql_errors() -> Iterator[None]:
         raise OperatorError(cause_of(text) if ours or isinstance(error, PythonException) else words(error)) from error
 
 
-def silence(spark: SparkSession) -> None:
-    """What goes wrong is told once, by the command; Spark would log it again with its stack."""
-    spark.sparkContext.setLogLevel("OFF")
+def silence() -> None:
+    """What is wrong with a statement is told once, by the command; PySpark would log it again with its stack."""
     logging.getLogger("SQLQueryContextLogger").disabled = True
 
 

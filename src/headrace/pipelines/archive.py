@@ -45,6 +45,8 @@ DEFAULT_MAX_OFFSETS: Final = 2_000_000
 # start within 10 s on a busy machine.
 WORKER_LOST: Final = ("Python worker failed to connect back", "Python worker exited unexpectedly")
 RESTARTS: Final = 5
+NO_SPACE: Final = "No space left on device"
+"""As an archive's tasks say it, and Spark of its checkpoint."""
 # A broker may be restarted under the archive.
 BROKER_TIMEOUT_MS: Final = 60_000
 
@@ -116,7 +118,7 @@ def run(spark: SparkSession, options: ArchiveOptions, progress: Progress | None 
             has = starts if passed else {place: archived[place] for place in starts if place in archived}
             followed = _Followed(options, progress, Position(has, ids), origin)
             rows = _rows(spark, options, schema, starts)
-            interrupted = _run(lambda: _start(rows, options, query), followed, stopping)
+            interrupted = _run(lambda: _start(rows, options, query), followed, stopping, options.folder)
         if options.format == "delta":
             archive_tables.sweep(options.folder, query.name)
         followed.commit_last()
@@ -282,13 +284,18 @@ class _Followed:
                 raise
 
 
-def _run(start: Callable[[], StreamingQuery], followed: _Followed, stopping: threading.Event) -> bool:
+def _run(start: Callable[[], StreamingQuery], followed: _Followed, stopping: threading.Event, folder: Path) -> bool:
     """Run the query to its end, and again where it failed for want of a Python process. True if interrupted."""
     for left in reversed(range(RESTARTS + 1)):
         try:
             query = start()
             return query_watch.follow([query], partial(followed.see, query), stopping)
         except StreamingQueryException as error:
+            if NO_SPACE in str(error):
+                raise OperatorError(
+                    f"the archive {folder} cannot be written: {NO_SPACE}; make room and run it again, it goes on where "
+                    "it ended"
+                ) from None
             if not left or not any(text in str(error) for text in WORKER_LOST):
                 raise
     raise AssertionError("the last try returns or raises")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -148,7 +149,9 @@ class FileSet:
     def discard(self) -> None:
         """Remove all files, finished or not."""
         for file in self._open.values():
-            file.writer.close()
+            # It writes what is left, which a full disk does not take either.
+            with suppress(OSError):
+                file.writer.close()
         for path in self._started:
             path.unlink(missing_ok=True)
 

@@ -11,6 +11,7 @@ never removed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from headrace.errors import OperatorError
 from headrace.pipelines import archive_tables, delta, faults
 from headrace.pipelines.archive_files import DataFile, FileSet
 from headrace.pipelines.archive_tables import DEAD_LETTERS, DEAD_SCHEMA, RECORDS
@@ -65,10 +67,19 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
                 if len(bad):
                     dead.add(bad)
             return FilesWritten(tuple(records.close()), tuple(dead.close()))
-        except BaseException:
+        except BaseException as error:
             records.discard()
             dead.discard()
+            if isinstance(error, OSError):
+                raise self._unwritable(error) from None
             raise
+
+    def _unwritable(self, error: OSError) -> OperatorError:
+        told = os.strerror(error.errno) if error.errno else str(error)
+        return OperatorError(
+            f"the archive {self._archive} cannot be written: {told}; nothing of this batch is archived: run it again, "
+            "it goes on where it ended"
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         records, dead = files_of(messages)

@@ -42,13 +42,14 @@ def spark_options(command: F) -> F:
 
 @contextmanager
 def spark_session(name: str, master: str, spark_conf: tuple[str, ...]) -> Iterator[SparkSession]:
-    """A quiet session for one command. Errors that Spark wraps come out as one line of their own."""
+    """A quiet session for one command. What goes wrong is told once, as one line, by the command: Spark would log it
+    several times, with its stack, unless `spark.log.level` is given."""
     from headrace.spark import session
 
-    quiet = {"spark.log.level": "ERROR"}
+    conf = {"spark.log.level": "OFF", **pairs(spark_conf, "--spark-conf")}
     with readable_errors():
-        spark = session.start(f"headrace {name}", master, {**quiet, **pairs(spark_conf, "--spark-conf")})
-        spark.sparkContext.setLogLevel("ERROR")
+        spark = session.start(f"headrace {name}", master, conf)
+        spark.sparkContext.setLogLevel(conf["spark.log.level"])
         try:
             yield spark
         finally:

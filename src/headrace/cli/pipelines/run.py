@@ -81,6 +81,6 @@ def run(
     )  # fmt: skip
     local = (f"spark.sql.shuffle.partitions={os.cpu_count() or 1}",) if master.startswith("local") else ()
     with spark_session("run", master, (*local, *spark_conf)) as spark, sql_errors():
-        silence(spark)
+        silence()
         summary = pipeline.run(spark, options, progress())
     show(summary, as_json)
