@@ -9,70 +9,37 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from brokers import DIES_WITH_PARENT, Broker, wait_for
+from brokers import DIES_WITH_PARENT, Broker
 from cli.conftest import COMMAND, environment
-from headrace.pipelines.faults import VARIABLE
-from spark import process_tree
+from headrace.spark.faults import VARIABLE
+from spark.driver_process import DEADLINE_S, DriverProcess
 from spark.standalone import LOOPBACK
 from spark.standalone_driver import SETTINGS
 
 TOPIC = "orders"
 SCHEMA = "country string, quantity int"
-DEADLINE_S = 300.0
 # A broker that is killed is back long before.
 PATIENT = ("--timeout", "120")
 CLEAN = ("lost", "duplicated", "out_of_order", "corrupted", "deleted", "perhaps_deleted", "pending")
 
 
-class Driver:
-    """`headrace pipeline archive` as a process, with the JVM and the Python workers below it."""
+class Driver(DriverProcess):
+    """`headrace pipeline archive`."""
 
     def __init__(
         self, broker: Broker, to: Path, *arguments: str, master: str = "local[2]", die_at: str = "", batch: int = 1000
     ) -> None:
-        self.output, self.errors = to.parent / "stdout", to.parent / "stderr"
         command = [
-            *DIES_WITH_PARENT, *COMMAND, "pipeline", "archive", "--topic", TOPIC, "--to", str(to), "--bootstrap",
-            broker.bootstrap, "--decode", "json", "--schema", SCHEMA, "--max-offsets-per-trigger", str(batch),
-            "--master", master, "--json", *arguments,
+            *COMMAND, "pipeline", "archive", "--topic", TOPIC, "--to", str(to), "--bootstrap", broker.bootstrap,
+            "--decode", "json", "--schema", SCHEMA, "--max-offsets-per-trigger", str(batch), "--master", master,
+            "--json", *arguments,
         ]  # fmt: skip
         for name, value in SETTINGS.items():
             command += ["--spark-conf", f"{name}={value}"]
         known = {**environment(None), **({VARIABLE: die_at} if die_at else {})}
         if not master.startswith("local"):
             known["SPARK_LOCAL_IP"] = LOOPBACK["SPARK_LOCAL_IP"]
-        with self.output.open("wb") as out, self.errors.open("wb") as err:
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=known)
-
-    @property
-    def runs(self) -> bool:
-        return self.process.poll() is None
-
-    def workers(self) -> list[int]:
-        """The Python processes that plan, read, write and commit, without the one that forks them."""
-        return [pid for pid in process_tree.below(self.process.pid) if process_tree.is_python_worker(pid)][1:]
-
-    def kill(self) -> None:
-        """The driver and its JVM; returns when their workers are gone too."""
-        family = process_tree.below(self.process.pid)
-        self.process.kill()
-        process_tree.kill(pid for pid in family if "java" in process_tree.command(pid).split(" ")[0])
-        self.process.wait()
-        wait_for("the workers of a killed driver to end", lambda: not any(map(process_tree.lives, family)), DEADLINE_S)
-
-    def wait(self, within_s: float = DEADLINE_S) -> int:
-        family: set[int] = set()
-
-        def ended() -> bool:
-            family.update(process_tree.below(self.process.pid))
-            return not self.runs and not any(map(process_tree.lives, family))
-
-        wait_for("a driver and its workers to end", ended, within_s, pause_s=0.1)
-        status: int = self.process.returncode
-        return status
-
-    def told(self) -> str:
-        return self.errors.read_text()[-3000:]
+        super().__init__(command, known, to.parent)
 
 
 def lines(first: int, count: int) -> list[bytes]:

@@ -27,7 +27,6 @@ from headrace.cli.main import main
 from headrace.pipelines import archive, archive_tables
 from pipelines.archives import archive_rows, committed, dead_rows, orphans, records_table, topic_rows
 from pipelines.fault_actors import (
-    DEADLINE_S,
     SCHEMA,
     TOPIC,
     Driver,
@@ -40,6 +39,7 @@ from pipelines.fault_actors import (
 )
 from proving import proves
 from spark import process_tree
+from spark.driver_process import DEADLINE_S
 from spark.standalone import Standalone
 
 if TYPE_CHECKING:

@@ -137,7 +137,7 @@ def test_a_crash_between_the_two_tables_is_mended_by_the_second_run(
             raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr("headrace.pipelines.faults.reached", crash)
+        patched.setattr("headrace.spark.faults.reached", crash)
         with pytest.raises(Crash):
             archive.writer().commit(archive.written(0, rows(0, 10, bad=3)), 0)
     assert archive_tables.half_committed(archive.folder)

@@ -13,9 +13,10 @@ from deltalake.schema import PrimitiveType
 
 from archive_tables import MIDNIGHT_MS, Row, Traffic, append, rows_of
 from headrace.arrow.archive import Bounds, File, list_files
-from headrace.pipelines import compact, delta, durable, faults, latest
+from headrace.pipelines import compact, delta, durable, latest
 from headrace.pipelines.compact import CompactOptions
 from headrace.pipelines.summary import Progress
+from headrace.spark import faults
 from proving import proves
 
 if TYPE_CHECKING:

@@ -25,9 +25,10 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.errors import OperatorError
-from headrace.pipelines import archive_tables, delta, faults
+from headrace.pipelines import archive_tables, delta
 from headrace.pipelines.archive_files import DataFile, FileSet
 from headrace.pipelines.archive_tables import DEAD_LETTERS, DEAD_SCHEMA, RECORDS
+from headrace.spark import faults
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

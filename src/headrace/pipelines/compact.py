@@ -25,8 +25,9 @@ from pyspark.sql import functions as f
 
 from headrace.arrow.archive import File, list_files, open_records, root_of
 from headrace.errors import OperatorError
-from headrace.pipelines import faults, table_files
+from headrace.pipelines import table_files
 from headrace.pipelines.summary import Progress, Summary, Table
+from headrace.spark import faults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,9 @@ from pyspark.sql import functions as f
 
 from headrace.arrow import key_index
 from headrace.arrow.archive import list_files, open_records, root_of, unknown_since
-from headrace.pipelines import delta, faults, table_files
+from headrace.pipelines import delta, table_files
 from headrace.pipelines.summary import Progress, Summary, rate
+from headrace.spark import faults
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -20,8 +20,9 @@ from deltalake import DeltaTable, Schema
 from pyspark.sql import functions as f
 
 from headrace.arrow.archive import list_files, open_records, root_of
-from headrace.pipelines import delta, faults, table_files
+from headrace.pipelines import delta, table_files
 from headrace.pipelines.summary import Progress, Summary
+from headrace.spark import faults
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.pipelines import faults
 from headrace.pipelines.summary import Progress
+from headrace.spark import faults
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

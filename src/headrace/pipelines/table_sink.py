@@ -28,7 +28,8 @@ from deltalake.transaction import AddAction
 from pyspark.sql.types import StructType
 
 from headrace.errors import OperatorError
-from headrace.pipelines import delta, durable, faults
+from headrace.pipelines import delta, durable
+from headrace.spark import faults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -138,6 +138,8 @@ OF_SINK: Final = (
     "kafka.bootstrap.servers",
     "bootstrap",
     "topic",
+    "delivery",
+    "writeId",
     "kafka.compression.type",
     "kafka.acks",
     "includeHeaders",

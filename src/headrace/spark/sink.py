@@ -5,30 +5,52 @@ Columns are those of Spark's Kafka sink: `value` (string or binary), and where t
 `timestamp`. Other columns are left out. A null value is a tombstone; without a partition the key decides as in Kafka's
 clients, and rows without either go to one partition after another.
 
-**At least once.** Each task writes with an identity of its own under which the broker drops batches that a retry on the
-wire repeats. But a task that Spark runs again, or a micro-batch repeated after a restart, writes its rows once more.
+**Exactly once**, for readers of committed records. Each attempt at a task writes in a two-phase transaction of its own;
+the driver commits those of the attempts that count, as it was decided once (see `sink_commits`). A batch that is run
+again, after whatever died, finds the decision.
+
+**At least once** with `delivery=at-least-once`, and, with a warning, where the broker has no two-phase transactions:
+each task writes with an identity of its own under which the broker drops batches that a retry on the wire repeats. But
+a task that Spark runs again, or a micro-batch repeated after a restart, writes its rows once more.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.arrow.write import Pending, Writer
-from headrace.errors import SettingError
+from headrace.arrow.transaction import Transaction
+from headrace.arrow.write import Pending, WriteFailed, Writer
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.operations import describe_configs
+from headrace.client.errors import TransactionFailed
+from headrace.client.producer.transaction_requests import PreparedTransaction
+from headrace.errors import ErrorCode, HeadraceError, OperatorError, SettingError, Unsupported
 from headrace.records.codecs import Codec
-from headrace.spark import options
+from headrace.spark import decision_log, options, sink_commits
 from headrace.spark.connections import cluster_at
+from headrace.spark.decisions import Batch, Verdict, judge
+
+log = logging.getLogger(__name__)
 
 UNDER_WAY_MAX: Final = 2
+NO_TASK: Final = -1
+EXACTLY_ONCE: Final = "exactly-once"
+AT_LEAST_ONCE: Final = "at-least-once"
+WRITE: Final = "write-"
+"""Batch writes are queries under names that no stream has."""
 
 _TEXT_OR_BYTES: Final = ("string", "binary")
 _TYPES: Final = {
@@ -40,6 +62,13 @@ _TYPES: Final = {
     "timestamp": ("timestamp",),
 }
 _SENT: Final = ("key", "value", "headers", "timestamp", "partition")
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+_RUN_ID: Final = "spark.jobGroup.id"
+_LIMIT: Final = "max.message.bytes"
+_NOT_TO_BE_HAD: Final = frozenset({ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION})
+
+Send = Callable[[str, pa.RecordBatch], Pending]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +77,12 @@ class SinkOptions:
     topic: str
     codec: Codec
     timeout_ms: int
+    delivery: str | None = None
+    """None: exactly once if the broker can."""
+    write_id: str = ""
 
 
-def parse(given: Mapping[str, str]) -> SinkOptions:
+def parse(given: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     given = {key.lower(): value for key, value in given.items() if value is not None}
     options.refuse_unknown(given, options.OF_SINK, options.IGNORED_BY_SINK)
     codecs = {codec.name.lower(): codec for codec in Codec}
@@ -61,7 +93,16 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
     if acks not in ("all", "-1"):
         raise SettingError(f"option kafka.acks={acks} is not served: what is written is always acknowledged; write all")
     timeout_ms = options.duration_ms(given, "timeout", options.DEFAULT_TIMEOUT_MS)
-    return SinkOptions(options.bootstrap(given), given.get("topic", ""), codecs[name], timeout_ms)
+    delivery = options.choice(given, "delivery", (EXACTLY_ONCE, AT_LEAST_ONCE)) if "delivery" in given else None
+    write_id = given.get("writeid", "")
+    if write_id and streaming:
+        raise SettingError("option writeId is for batch writes: a stream is known by its checkpoint")
+    if write_id and delivery == AT_LEAST_ONCE:
+        raise SettingError("option writeId needs delivery=exactly-once: at least once nothing is remembered of a write")
+    if write_id:
+        delivery = EXACTLY_ONCE
+    topic = given.get("topic", "")
+    return SinkOptions(options.bootstrap(given), topic, codecs[name], timeout_ms, delivery, write_id)
 
 
 def check_schema(rows: StructType, chosen: SinkOptions) -> None:
@@ -79,21 +120,40 @@ def check_schema(rows: StructType, chosen: SinkOptions) -> None:
 @dataclass
 class Written(WriterCommitMessage):
     rows: int
+    batch: Batch | None = None
+    """None at least once, and where there were no rows."""
+    prepared: PreparedTransaction | None = None
+    """None where the batch was decided before."""
 
 
 class BatchWriter(DataSourceArrowWriter):
+    """Pickled, for tasks and for the commit: what is drawn here is the same for all of them."""
+
     def __init__(self, chosen: SinkOptions, rows: StructType, overwrite: bool) -> None:
         if overwrite:
             raise SettingError("a topic cannot be overwritten, only added to: use mode append")
         check_schema(rows, chosen)
-        check_topic(chosen)
         self._options = chosen
+        batch = Batch(WRITE + (chosen.write_id or str(uuid.uuid4())), str(uuid.uuid4()), 0)
+        self._batch = batch if prepare_batch(chosen, batch) else None
+        """None at least once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write(self._options, iterator)
+        return write(self._options, iterator, self._batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        prepared = _prepared(messages)
+        if self._batch is not None and (prepared or self._options.write_id):
+            _commit(self._options, self._batch, prepared, last=not self._options.write_id)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        if self._batch is not None:
+            _abort(self._options, self._batch, messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
+    """Made anew for every commit: who the query is comes with the messages of its tasks."""
+
     def __init__(self, chosen: SinkOptions, rows: StructType, overwrite: bool) -> None:
         if overwrite:
             raise SettingError("a topic cannot be overwritten, only added to: use output mode append or update")
@@ -101,46 +161,182 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = chosen
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write(self._options, iterator)
+        return write(self._options, iterator, None if self._options.delivery == AT_LEAST_ONCE else _stream_batch())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to do: rows are in their topics when their task ends."""
+        batch = _batch_of(messages)
+        if batch is not None:
+            _commit(self._options, batch, _prepared(messages), last=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What was written stays; the batch is written again when the query goes on."""
+        """Without a message nothing is known of the query; what it left is ended when it goes on."""
+        batch = _batch_of(messages)
+        if batch is not None:
+            _abort(self._options, batch, messages)
 
 
-def check_topic(chosen: SinkOptions) -> None:
-    """That the broker answers and has the topic, or makes it, before any task runs."""
+def _stream_batch() -> Batch:
+    context = TaskContext.get()
+    told = [context.getLocalProperty(name) for name in (_QUERY_ID, _RUN_ID, _BATCH_ID)] if context else []
+    if not told or None in told:
+        raise OperatorError(
+            f"this Spark does not tell its tasks of which query and batch they are ({_QUERY_ID}, {_RUN_ID}, "
+            f"{_BATCH_ID}): what they write cannot be told apart; use option delivery={AT_LEAST_ONCE}"
+        )
+    query, run, number = told
+    return Batch(str(query), str(run), int(number or 0))
+
+
+def _batch_of(messages: Iterable[WriterCommitMessage | None]) -> Batch | None:
+    return next((each.batch for each in messages if isinstance(each, Written) and each.batch is not None), None)
+
+
+def _prepared(messages: Iterable[WriterCommitMessage | None]) -> list[PreparedTransaction]:
+    return [each.prepared for each in messages if isinstance(each, Written) and each.prepared is not None]
+
+
+def _commit(chosen: SinkOptions, batch: Batch, prepared: list[PreparedTransaction], *, last: bool) -> None:
+    sink_commits.commit(chosen.bootstrap, batch, prepared, last=last, timeout_ms=chosen.timeout_ms)
+
+
+def _abort(chosen: SinkOptions, batch: Batch, messages: Iterable[WriterCommitMessage | None]) -> None:
+    sink_commits.abort(chosen.bootstrap, batch, _prepared(messages), timeout_ms=chosen.timeout_ms)
+
+
+def prepare_batch(chosen: SinkOptions, batch: Batch) -> bool:
+    """That the broker answers and has the topic, or makes it, before any task runs; whether it has transactions for
+    the batch, if they are wanted."""
     with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
         if chosen.topic:
             cluster.topic(chosen.topic, create=True)
+        if chosen.delivery == AT_LEAST_ONCE:
+            return False
+        transaction = _begin(cluster, chosen, batch.transactional_id(NO_TASK, 0))
+        if transaction is not None:
+            transaction.abort()
+        return transaction is not None
 
 
-def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Send the rows of a task; it ends when all are acknowledged."""
+def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch], batch: Batch | None = None) -> Written:
+    """Send the rows of a task; it ends when all are acknowledged. In a transaction, if it is told of which batch."""
+    first = next((rows for rows in batches if len(rows)), None)
+    if first is None:
+        return Written(0)
+    rest = _chain(first, batches)
+    if batch is None:
+        return _write_plainly(chosen, rest)
+    with cluster_at(chosen.bootstrap, chosen.timeout_ms, patient=True) as cluster:
+        transaction = _begin(cluster, chosen, _attempt_id(batch))
+        if transaction is not None:
+            return _write_in(transaction, cluster, chosen, rest, batch)
+    return _write_plainly(chosen, rest)
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _attempt_id(batch: Batch) -> str:
+    context = TaskContext.get()
+    assert context is not None, "only a task of Spark has rows to write"
+    return batch.transactional_id(context.partitionId(), context.taskAttemptId())
+
+
+def _begin(cluster: Cluster, chosen: SinkOptions, name: str) -> Transaction | None:
+    """A transaction; None where there can be none, and it was not asked for by name."""
+    try:
+        return Transaction(name, codec=chosen.codec, timeout_ms=chosen.timeout_ms, cluster=cluster)
+    except HeadraceError as error:
+        if not isinstance(error, Unsupported) and error.kafka_code not in _NOT_TO_BE_HAD:
+            raise
+        told = "the broker has no two-phase transactions, or does not allow them (transaction.two.phase.commit.enable)"
+        if chosen.delivery == EXACTLY_ONCE:
+            asked = f"option writeId={chosen.write_id!r}" if chosen.write_id else f"option delivery={EXACTLY_ONCE}"
+            raise OperatorError(f"{asked} cannot be: {told}: {error}") from None
+        _warn(f"{told}: rows are written at least once; option delivery={AT_LEAST_ONCE} says that this is meant")
+        return None
+
+
+def _write_in(
+    transaction: Transaction, cluster: Cluster, chosen: SinkOptions, rows: Iterator[pa.RecordBatch], batch: Batch
+) -> Written:
+    """The order matters: a driver that has decided looks for ids of attempts after that. So one that is not seen sees
+    the decision."""
+    with transaction as t:
+        known = decision_log.read(cluster, batch.query, chosen.timeout_ms)
+        if judge(known, batch) is not Verdict.OPEN:
+            return Written(0, batch)
+        count = _send(rows, chosen, t.submit)
+        return Written(count, batch, t.prepare())
+
+
+def _write_plainly(chosen: SinkOptions, rows: Iterator[pa.RecordBatch]) -> Written:
     writers: dict[str, Writer] = {}
-    under_way: deque[Pending] = deque()
-    count = 0
     with ExitStack() as opened:
+
+        def submit(topic: str, mine: pa.RecordBatch) -> Pending:
+            if topic not in writers:
+                # The address was right when the query was planned.
+                writer = Writer(topic, bootstrap=chosen.bootstrap, codec=chosen.codec, timeout_ms=chosen.timeout_ms)
+                writers[topic] = opened.enter_context(writer)
+            return writers[topic].submit(mine)
+
+        return Written(_send(rows, chosen, submit))
+
+
+def _send(batches: Iterator[pa.RecordBatch], chosen: SinkOptions, submit: Send) -> int:
+    """How many rows were acknowledged, which is all of them."""
+    under_way: deque[tuple[str, pa.RecordBatch, Pending]] = deque()
+    count = 0
+    try:
         for rows in batches:
-            for topic, mine in _by_topic(rows, chosen.topic):
-                if topic not in writers:
-                    writers[topic] = opened.enter_context(_writer(chosen, topic))
-                under_way.append(writers[topic].submit(mine))
+            for name, mine in _by_topic(rows, chosen.topic):
+                under_way.append((name, mine, submit(name, mine)))
                 if len(under_way) > UNDER_WAY_MAX:
-                    count += len(under_way.popleft().result())
-        count += sum(len(pending.result()) for pending in under_way)
-    return Written(count)
+                    count += _acknowledged(chosen, *under_way.popleft())
+    except TransactionFailed:
+        # What failed before says more of it.
+        for sent in under_way:
+            _acknowledged(chosen, *sent)
+        raise
+    return count + sum(_acknowledged(chosen, *sent) for sent in under_way)
 
 
-def _writer(chosen: SinkOptions, topic: str) -> Writer:
-    # The address was right when the query was planned.
-    return Writer(topic, bootstrap=chosen.bootstrap, codec=chosen.codec, timeout_ms=chosen.timeout_ms)
+def _acknowledged(chosen: SinkOptions, topic: str, rows: pa.RecordBatch, pending: Pending) -> int:
+    try:
+        return len(pending.result())
+    except WriteFailed as failed:
+        if failed.kafka_code == ErrorCode.MESSAGE_TOO_LARGE:
+            _name_large_row(chosen, topic, rows.filter(pc.is_null(failed.written["offset"])))
+        raise
+
+
+def _name_large_row(chosen: SinkOptions, topic: str, refused: pa.RecordBatch) -> None:
+    """OperatorError for the largest of the rows that were refused, if it is that one which is too large."""
+    lengths = [pc.fill_null(pc.binary_length(refused[name]), 0) for name in ("key", "value") if name in _names(refused)]
+    sizes = functools.reduce(pc.add, lengths)
+    size_bytes = pc.max(sizes).as_py()
+    key = refused["key"][pc.index(sizes, size_bytes).as_py()].as_py() if "key" in _names(refused) else None
+    with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
+        configs = {each.name: each.value for each in describe_configs(cluster, "topic", topic)}
+    limit = configs.get(_LIMIT) or "0"
+    if size_bytes > int(limit):
+        context = TaskContext.get()
+        where = f"a row of partition {context.partitionId()} of the frame" if context else "a row"
+        raise OperatorError(
+            f"{where}, with key {key!r}, has {size_bytes} bytes, and topic {topic!r} takes {limit} in a batch "
+            f"({_LIMIT}); leave the row out, or `headrace config set topic {topic} {_LIMIT}=...`"
+        ) from None
+
+
+def _names(rows: pa.RecordBatch) -> list[str]:
+    names: list[str] = rows.schema.names
+    return names
 
 
 def _by_topic(rows: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.RecordBatch]]:
-    sent = rows.select([name for name in _SENT if name in rows.schema.names])
+    sent = rows.select([name for name in _SENT if name in _names(rows)])
     if topic:
         yield topic, sent
         return
@@ -149,3 +345,13 @@ def _by_topic(rows: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Record
         raise SettingError("a row has a null topic; set option topic, or give every row one")
     for name in pc.unique(topics).to_pylist():
         yield name, sent.filter(pc.equal(topics, name))
+
+
+_warned: Final[set[str]] = set()
+
+
+def _warn(words: str) -> None:
+    """Once in a process."""
+    if words not in _warned:
+        _warned.add(words)
+        log.warning("headrace: %s", words)

@@ -88,7 +88,7 @@ class HeadraceSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from headrace.spark import sink
 
-        return sink.StreamWriter(sink.parse(self._to_write(schema)), schema, overwrite)
+        return sink.StreamWriter(sink.parse(self._to_write(schema), streaming=True), schema, overwrite)
 
 
 def _hint() -> None:

@@ -1,4 +1,4 @@
-"""Named places where a pipeline can be made to die, for the tests of what survives.
+"""Named places where a pipeline, or a query that writes to topics, can be made to die: for the tests of what survives.
 
 `HEADRACE_DIE_AT=POINT` or `POINT:N` in the environment of a driver kills it with SIGKILL, its JVM with it, when batch N
 (else 0) reaches the point. Works with a local master on Linux. Costs nothing when the variable is not set.
@@ -7,6 +7,9 @@
     dead-committed    the dead-letter table has the batch, the table of records does not
     table-committed   the tables have the batch, Spark's own log does not
     batch-done        Spark's log has the batch, its offsets are not yet committed to the group
+    sink-written      the tasks of a batch have written their rows to topics, nothing is decided
+    sink-decided      the batch is decided, none of its transactions is committed
+    sink-ended        all of its transactions are committed, Spark's own log does not have the batch
     compact-written   the larger files are written, the table has the small ones still
     compact-committed the table has the larger files, the small ones are not deleted yet
     index-written     the files of the key index are written, its table does not have them

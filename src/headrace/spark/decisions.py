@@ -1,0 +1,147 @@
+"""What the sink has decided, as values and a table without I/O.
+
+A *query* is what writes batches one after the other: a stream, by the id in its checkpoint, or a batch write. A *run*
+is one driver of it. Every attempt at a task of a batch writes in a two-phase transaction of its own, whose
+transactional id says of what:
+
+    spark.QUERY.BATCH.RUN.PARTITION.ATTEMPT          and spark.QUERY is the driver's own
+
+in the characters that topics have, as brokers know only these in patterns; others as `_` and their bytes.
+
+A *decision* is the list of the transactions that make up a batch. Once it is written they are committed, by whoever
+comes; until then they are aborted. A query has one decision at a time, that of its last batch, and the next is written
+when all of it is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from headrace.client.producer.transaction_requests import PreparedTransaction
+from headrace.errors import CorruptBatch
+
+PREFIX: Final = "spark"
+BEFORE_MAX: Final = 20
+"""Runs that are remembered as superseded. A driver is not alone for longer than that many others take over."""
+_VERSION: Final = 1
+_PLAIN: Final = frozenset(string.ascii_letters + string.digits + "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Of which batch, and for which driver, a task writes."""
+
+    query: str
+    run: str
+    number: int
+
+    @property
+    def prefix(self) -> str:
+        """Of the transactional ids of its attempts."""
+        return f"{query_prefix(self.query)}{self.number}.{_quoted(self.run)}."
+
+    def transactional_id(self, partition: int, attempt: int) -> str:
+        return f"{self.prefix}{partition}.{attempt}"
+
+
+def driver_id(query: str) -> str:
+    """The transactional id in which the decisions of a query are written."""
+    return f"{PREFIX}.{_quoted(query)}"
+
+
+def query_prefix(query: str) -> str:
+    return f"{driver_id(query)}."
+
+
+def _quoted(text: str) -> str:
+    return "".join(chr(byte) if chr(byte) in _PLAIN else f"_{byte:02x}" for byte in text.encode())
+
+
+def attempts_pattern(query: str) -> str:
+    """A regular expression for the transactional ids of all attempts of a query."""
+    return f"^{re.escape(query_prefix(query))}.*"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """That these transactions are the batch."""
+
+    batch: Batch
+    prepared: tuple[PreparedTransaction, ...]
+    before: tuple[str, ...] = ()
+    """Runs that others have taken over from, the last first."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(each.transactional_id for each in self.prepared)
+
+    def encode(self) -> bytes:
+        """Names without what they have in common: a batch may have thousands."""
+        start = len(self.batch.prefix)
+        assert all(each.transactional_id.startswith(self.batch.prefix) for each in self.prepared)
+        rows = [[each.transactional_id[start:], each.producer_id, each.producer_epoch] for each in self.prepared]
+        told = {"version": _VERSION, "batch": self.batch.number, "run": self.batch.run, "before": self.before}
+        return json.dumps({**told, "prepared": rows}, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, query: str, value: bytes) -> Decision:
+        try:
+            told: dict[str, Any] = json.loads(value)
+            if told["version"] != _VERSION:
+                raise CorruptBatch(f"decision of {query!r}: version {told['version']}; {_VERSION} is known")
+            batch = Batch(query, told["run"], int(told["batch"]))
+            prepared = tuple(
+                PreparedTransaction(batch.prefix + name, producer_id, epoch)
+                for name, producer_id, epoch in told["prepared"]
+            )
+            return cls(batch, prepared, tuple(told["before"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptBatch(f"decision of {query!r} cannot be read: {error!r}") from None
+
+
+class Ended(Enum):
+    """Of a query that will have no batch any more."""
+
+    ENDED = "all is committed, and forgotten"
+
+
+Known = Decision | Ended | None
+"""What is decided of a query; None where nothing is."""
+
+
+class Verdict(Enum):
+    """What becomes of a batch."""
+
+    OPEN = "nothing is decided: its driver may decide"
+    DECIDED = "what was decided is committed, whatever else was written is aborted"
+    PASSED = "it is committed long since: whatever was written for it is aborted"
+    SUPERSEDED = "another driver has taken the query over: this one may end its own attempts, and nothing else"
+
+
+def judge(known: Known, batch: Batch) -> Verdict:
+    if known is None:
+        return Verdict.OPEN
+    if isinstance(known, Ended):
+        return Verdict.PASSED
+    if batch.run in known.before:
+        return Verdict.SUPERSEDED
+    if known.batch.number == batch.number:
+        return Verdict.DECIDED
+    return Verdict.PASSED if known.batch.number > batch.number else Verdict.OPEN
+
+
+def decide(known: Known, batch: Batch, prepared: Iterable[PreparedTransaction]) -> Decision:
+    """The decision on an open batch; runs of earlier decisions are superseded by it."""
+    assert judge(known, batch) is Verdict.OPEN
+    before: tuple[str, ...] = ()
+    if isinstance(known, Decision):
+        runs = dict.fromkeys((known.batch.run, *known.before))
+        runs.pop(batch.run, None)
+        before = tuple(runs)[:BEFORE_MAX]
+    return Decision(batch, tuple(prepared), before)

@@ -1,0 +1,246 @@
+"""The driver's part of the sink: batches are committed as they were decided, once, whoever comes for them.
+
+    take over     read the decision; take the query's transactional id, so that no other driver can decide any more;
+                  read again, as the other may have decided before that; commit what is decided
+    commit        if the batch is open: see that its transactions are, decide, commit them all; sweep
+    abort         what is decided stays so; sweep
+
+A sweep aborts what attempts have left that Spark tells nobody of: of tasks that were run again, of speculative ones
+that lost, of drivers that died. They are found by the prefix of their names. A task that has asked for its transaction,
+and has not written yet, is among them: either its id is seen here, or, as it reads the decision after that, it sees
+the decision.
+
+Drivers are remembered in their process, which is a cache alone: while nobody has taken over from one, nobody can have
+decided anything else. One that finds itself taken over takes over again, once, unless the query went on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.transactions import (
+    TransactionDescription,
+    describe_transactions,
+    end_transactions,
+    list_transactions,
+)
+from headrace.client.errors import TransactionFailed, TransactionFenced, TransactionRefused
+from headrace.client.producer.transaction_requests import PreparedTransaction
+from headrace.errors import HeadraceError
+from headrace.spark import decision_log, faults
+from headrace.spark.connections import cluster_at
+from headrace.spark.decisions import Batch, Decision, Known, Verdict, attempts_pattern, decide, judge
+
+log = logging.getLogger(__name__)
+
+SWEEP_SHARE: Final = 0.05
+"""Of a stream's time, that looking through all ids of its attempts may take: they are kept for an hour."""
+TRUSTED_S: Final = 3600.0
+"""How long a driver relies on its transactional id: brokers forget one that nobody uses for days."""
+ONGOING: Final = "Ongoing"
+_COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
+
+
+class AnotherDriver(HeadraceError):
+    """The query is run by another driver, which has taken it over."""
+
+
+class CommitLost(HeadraceError):
+    """Rows of a batch that is decided were aborted by somebody who does not know of decisions."""
+
+
+class SinkDriver:
+    """Of one run of a query. `known` is what is decided, while no other driver takes over."""
+
+    def __init__(self, cluster: Cluster, bootstrap: str, batch: Batch, timeout_ms: int) -> None:
+        """Takes the query over, and commits what is decided. AnotherDriver where it goes on without this run."""
+        self._timeout_ms = timeout_ms
+        self.took_over_at = time.monotonic()
+        decision_log.make_topic(cluster)
+        # Another one that died may have left something open, which is decided when the query is taken over.
+        self.known: Known = self._read(cluster, batch, whole=False)
+        self._writer = decision_log.DecisionWriter(bootstrap, batch.query, timeout_ms)
+        self._next_whole_sweep = 0.0
+        try:
+            self.known = self._read(cluster, batch, whole=True)
+            self.roll_forward(cluster)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, cluster: Cluster, batch: Batch, *, whole: bool) -> Known:
+        known = decision_log.read(cluster, batch.query, self._timeout_ms, whole=whole)
+        if judge(known, batch) is Verdict.SUPERSEDED:
+            assert isinstance(known, Decision)
+            raise AnotherDriver(
+                f"another driver runs this query now: its run {known.batch.run} has committed batch "
+                f"{known.batch.number} since; stop this one"
+            )
+        return known
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def commit(self, cluster: Cluster, batch: Batch, prepared: Sequence[PreparedTransaction]) -> None:
+        """The rows of the batch count when this returns: these, or those that were decided on before."""
+        if judge(self.known, batch) is Verdict.OPEN:
+            faults.reached("sink-written", batch.number)
+            _check_open(cluster, prepared)
+            decision = decide(self.known, batch, prepared)
+            self._writer.write(decision)
+            self.known = decision
+            faults.reached("sink-decided", batch.number)
+            end_transactions(cluster, prepared, commit=True)
+            faults.reached("sink-ended", batch.number)
+        else:
+            log.warning("batch %d of %s was committed before: its rows stay as they are", batch.number, batch.query)
+            self.roll_forward(cluster)
+
+    def drop(self) -> None:
+        """No batch follows: nothing has to be remembered of the query."""
+        self._writer.drop()
+
+    def roll_forward(self, cluster: Cluster) -> None:
+        """Commit what is decided. Ids that are forgotten have been committed long since: an open transaction is never
+        forgotten, and no driver aborts one that is decided."""
+        if not isinstance(self.known, Decision) or not self.known.prepared:
+            return
+        found = describe_transactions(cluster, self.known.names, missing_ok=True)
+        states = {each.transactional_id: each for each in found}
+        left = [each for each in self.known.prepared if _is_open(states.get(each.transactional_id), each)]
+        ended = [each for each in self.known.prepared if each not in left and each.transactional_id in states]
+        lost = [each for each in ended if states[each.transactional_id].state not in _COMMITTED]
+        end_transactions(cluster, left, commit=True)
+        if lost:
+            raise CommitLost(
+                f"{len(lost)} of {len(self.known.prepared)} transactions of batch {self.known.batch.number} were "
+                f"aborted by hand after the batch was decided, and their rows are lost: {lost[0].transactional_id!r}"
+            )
+
+    def sweep(self, cluster: Cluster, query: str, *, whole: bool) -> None:
+        """Abort what is open of the query and not decided; with all that is not open yet, if `whole`, or if that takes
+        little of the time."""
+        began = time.monotonic()
+        whole = whole or began >= self._next_whole_sweep
+        decided = self.known.names if isinstance(self.known, Decision) else frozenset()
+        states = (ONGOING, "Empty") if whole else (ONGOING,)
+        listed = list_transactions(cluster, states=states, pattern=attempts_pattern(query))
+        abort_attempts(cluster, [each.transactional_id for each in listed if each.transactional_id not in decided])
+        if whole:
+            ended = time.monotonic()
+            self._next_whole_sweep = ended + (ended - began) / SWEEP_SHARE
+
+
+def _check_open(cluster: Cluster, prepared: Sequence[PreparedTransaction]) -> None:
+    """What is decided must be there to be committed: another driver's sweep, or an operator, may have ended it."""
+    names = [each.transactional_id for each in prepared]
+    found = {each.transactional_id: each for each in describe_transactions(cluster, names, missing_ok=True)}
+    gone = [each for each in prepared if not _is_open(found.get(each.transactional_id), each)]
+    if gone:
+        raise TransactionFailed(
+            f"{len(gone)} of {len(prepared)} transactions of this batch were aborted before it was committed, as "
+            f"{gone[0].transactional_id!r}: by another driver of this query, or by hand; the batch has to be run again"
+        )
+
+
+def _is_open(found: TransactionDescription | None, prepared: PreparedTransaction) -> bool:
+    return found is not None and found.state == ONGOING and found.prepared == prepared
+
+
+def abort_attempts(cluster: Cluster, names: Iterable[str]) -> None:
+    """Also of those that have written nothing yet: their epoch is used up, so they cannot any more."""
+    found = describe_transactions(cluster, names, missing_ok=True)
+    _abort(cluster, [each.prepared for each in found if each.state in (ONGOING, "Empty")])
+
+
+def _abort(cluster: Cluster, prepared: Sequence[PreparedTransaction]) -> None:
+    """Those that their task has aborted meanwhile, or another driver, have ended too."""
+    if not prepared:
+        return
+    try:
+        end_transactions(cluster, prepared, commit=False)
+    except TransactionRefused as refused:
+        log.info("%s", refused)
+
+
+_drivers: Final[dict[tuple[int, str, str, str], SinkDriver]] = {}
+
+
+def _driver(cluster: Cluster, bootstrap: str, batch: Batch, timeout_ms: int) -> tuple[SinkDriver, bool]:
+    """The driver of this process, and whether it has just taken over."""
+    key = os.getpid(), bootstrap, batch.query, batch.run
+    driver = _drivers.get(key)
+    if driver is not None and time.monotonic() - driver.took_over_at < TRUSTED_S:
+        return driver, False
+    if driver is not None:
+        _forget(bootstrap, batch)
+    driver = _drivers[key] = SinkDriver(cluster, bootstrap, batch, timeout_ms)
+    return driver, True
+
+
+def _forget(bootstrap: str, batch: Batch) -> None:
+    driver = _drivers.pop((os.getpid(), bootstrap, batch.query, batch.run), None)
+    if driver is not None:
+        driver.close()
+
+
+def commit(
+    bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], *, last: bool, timeout_ms: int
+) -> None:
+    """Let a batch count. `last` if its query has no other one: then nothing is remembered of it, unless it is named."""
+    try:
+        try:
+            _commit(bootstrap, batch, prepared, last=last, timeout_ms=timeout_ms)
+        except (TransactionFenced, TransactionFailed):
+            # Taken over by another one, or too slow: who takes over again knows which.
+            _forget(bootstrap, batch)
+            _commit(bootstrap, batch, prepared, last=last, timeout_ms=timeout_ms)
+    except BaseException:
+        _forget(bootstrap, batch)
+        raise
+
+
+def _commit(
+    bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], *, last: bool, timeout_ms: int
+) -> None:
+    with cluster_at(bootstrap, timeout_ms, patient=True) as cluster:
+        try:
+            driver, is_new = _driver(cluster, bootstrap, batch, timeout_ms)
+        except AnotherDriver:
+            _abort_own(cluster, batch, prepared, timeout_ms)
+            raise
+        driver.commit(cluster, batch, prepared)
+        driver.sweep(cluster, batch.query, whole=is_new or last)
+        if last:
+            driver.drop()
+    if last:
+        _forget(bootstrap, batch)
+
+
+def abort(bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], *, timeout_ms: int) -> None:
+    """End what attempts at a batch have left. What is decided is committed, whoever gave up: a commit that failed is
+    followed by this."""
+    _forget(bootstrap, batch)
+    try:
+        with cluster_at(bootstrap, timeout_ms, patient=True) as cluster:
+            try:
+                driver, _ = _driver(cluster, bootstrap, batch, timeout_ms)
+            except AnotherDriver as error:
+                log.warning("batch %d of %s: %s", batch.number, batch.query, error)
+                _abort_own(cluster, batch, prepared, timeout_ms)
+                return
+            driver.sweep(cluster, batch.query, whole=True)
+    finally:
+        _forget(bootstrap, batch)
+
+
+def _abort_own(cluster: Cluster, batch: Batch, prepared: Sequence[PreparedTransaction], timeout_ms: int) -> None:
+    """Of a driver that is not the query's any more."""
+    known = decision_log.read(cluster, batch.query, timeout_ms)
+    decided = known.names if isinstance(known, Decision) else frozenset()
+    _abort(cluster, [each for each in prepared if each.transactional_id not in decided])

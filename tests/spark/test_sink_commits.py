@@ -1,0 +1,339 @@
+"""Batches of the sink as their driver ends them, on a real broker: once, whoever dies, comes back or comes too late.
+
+What tasks leave is written here by transactions under the names of attempts; `tests/spark/test_sink_exactly_once.py`
+has the same from Spark.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pytest
+
+import headrace.arrow
+from arrow.topics import make_topic
+from brokers import Broker
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.transactions import describe_transactions, list_transactions
+from headrace.client.errors import TransactionFailed, TransactionInDoubt
+from headrace.client.producer.transaction_requests import PreparedTransaction
+from headrace.spark import decision_log, faults, sink_commits
+from headrace.spark.decisions import Batch, Decision, Ended, Known, attempts_pattern
+from headrace.spark.sink_commits import AnotherDriver, CommitLost
+from proving import proves
+
+TIMEOUT_MS = 30_000
+
+
+class Died(Exception):
+    """What a driver does at a named point."""
+
+
+@dataclass
+class Scene:
+    """A query that writes numbers into a topic."""
+
+    broker: Broker
+    topic: str
+    query: str = field(default_factory=lambda: str(uuid.uuid4()))
+    _attempts: Iterator[int] = field(default_factory=lambda: iter(range(1000)))
+
+    def batch(self, number: int, run: str = "first") -> Batch:
+        return Batch(self.query, run, number)
+
+    def attempt(self, batch: Batch, partition: int, values: list[str]) -> PreparedTransaction:
+        """What an attempt at a task leaves behind."""
+        name = batch.transactional_id(partition, next(self._attempts))
+        with headrace.arrow.Transaction(name, bootstrap=self.broker.bootstrap) as t:
+            t.write(self.topic, pa.RecordBatch.from_pydict({"value": values}))
+            return t.prepare()
+
+    def tasks(self, batch: Batch, mark: str = "") -> list[PreparedTransaction]:
+        """Two tasks, done."""
+        return [self.attempt(batch, n, [f"{batch.number}-{n}{mark}"]) for n in range(2)]
+
+    def commit(self, batch: Batch, prepared: list[PreparedTransaction], *, last: bool = False) -> None:
+        sink_commits.commit(self.broker.bootstrap, batch, prepared, last=last, timeout_ms=TIMEOUT_MS)
+
+    def abort(self, batch: Batch, prepared: list[PreparedTransaction]) -> None:
+        sink_commits.abort(self.broker.bootstrap, batch, prepared, timeout_ms=TIMEOUT_MS)
+
+    def forget(self) -> None:
+        """The process of the driver is gone, with all that it knew."""
+        for driver in sink_commits._drivers.values():
+            driver.close()
+        sink_commits._drivers.clear()
+        decision_log._seen.clear()
+
+    def known(self) -> Known:
+        with Cluster(self.broker.bootstrap) as cluster:
+            return decision_log.read(cluster, self.query, TIMEOUT_MS)
+
+    def seen(self) -> list[str]:
+        rows = headrace.arrow.read(self.topic, bootstrap=self.broker.bootstrap, columns=["value"]).read_all()
+        return sorted(value.decode() for value in rows["value"].to_pylist())
+
+    def open_names(self) -> list[str]:
+        """Attempts whose transactions can still come to something."""
+        with Cluster(self.broker.bootstrap) as cluster:
+            pattern = attempts_pattern(self.query)
+            listed = list_transactions(cluster, states=["Ongoing", "Empty"], pattern=pattern)
+        return [each.transactional_id for each in listed]
+
+    def assert_done(self, *values: str) -> None:
+        """These are seen, each once, and nothing holds readers back."""
+        assert self.seen() == sorted(values)
+        assert self.open_names() == []
+        with Cluster(self.broker.bootstrap) as cluster:
+            assert list_transactions(cluster, states=["Ongoing"], pattern=".*") == []
+
+
+@pytest.fixture
+def scene(broker: Broker) -> Iterator[Scene]:
+    made = Scene(broker, make_topic(broker, 2))
+    yield made
+    made.forget()
+
+
+def dies_at(patched: pytest.MonkeyPatch, point: str) -> None:
+    def reached(name: str, _: int) -> None:
+        if name == point:
+            raise Died
+
+    patched.setattr(faults, "reached", reached)
+
+
+@proves("S3")
+def test_batches_are_committed_one_after_the_other(scene: Scene) -> None:
+    for number in range(3):
+        batch = scene.batch(number)
+        prepared = scene.tasks(batch)
+        assert f"{number}-0" not in scene.seen()
+        scene.commit(batch, prepared)
+        assert f"{number}-0" in scene.seen()
+        if number == 1:
+            scene.forget()
+    scene.assert_done("0-0", "0-1", "1-0", "1-1", "2-0", "2-1")
+    known = scene.known()
+    assert isinstance(known, Decision)
+    assert known.batch == scene.batch(2)
+
+
+@proves("S3")
+def test_what_lost_attempts_left_is_aborted(scene: Scene) -> None:
+    batch = scene.batch(0)
+    scene.attempt(batch, 0, ["of a task that was run again"])
+    prepared = scene.tasks(batch)
+    late = headrace.arrow.Transaction(batch.transactional_id(1, 777), bootstrap=scene.broker.bootstrap)
+    scene.commit(batch, prepared)
+    with pytest.raises(TransactionFailed), late as t:  # noqa: PT012
+        t.submit(scene.topic, pa.RecordBatch.from_pydict({"value": ["too late"]}))
+        t.prepare()
+    scene.assert_done("0-0", "0-1")
+
+
+@proves("S3")
+@pytest.mark.parametrize("point", ["sink-written", "sink-decided", "sink-ended"])
+@pytest.mark.parametrize("aborted", [False, True], ids=["killed", "aborted"])
+def test_a_driver_that_dies_leaves_a_batch_that_counts_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, point: str, aborted: bool
+) -> None:
+    """Its process is gone; or Spark calls abort, in another one. Then the batch is run again."""
+    before = scene.batch(0)
+    scene.commit(before, scene.tasks(before))
+    batch = scene.batch(1)
+    prepared = scene.tasks(batch, " of the first run")
+    with monkeypatch.context() as patched:
+        dies_at(patched, point)
+        with pytest.raises(Died):
+            scene.commit(batch, prepared)
+    scene.forget()
+    if aborted:
+        scene.abort(batch, prepared)
+        assert scene.open_names() == []
+    again = scene.batch(1, "second")
+    scene.commit(again, scene.tasks(again, " of the second run"))
+    which = "second" if point == "sink-written" else "first"
+    scene.assert_done("0-0", "0-1", f"1-0 of the {which} run", f"1-1 of the {which} run")
+
+
+@proves("S3")
+def test_a_driver_that_dies_between_two_ends_is_made_up_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = scene.batch(0)
+    prepared = scene.tasks(batch)
+    with monkeypatch.context() as patched:
+        dies_at(patched, "sink-decided")
+        with pytest.raises(Died):
+            scene.commit(batch, prepared)
+    headrace.commit_prepared(prepared[1], scene.broker.bootstrap)
+    scene.forget()
+    after = scene.batch(1, "second")
+    scene.commit(after, scene.tasks(after))
+    scene.assert_done("0-0", "0-1", "1-0", "1-1")
+
+
+@proves("S3")
+def test_a_decision_whose_answer_was_lost_is_found(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = scene.batch(0)
+    prepared = scene.tasks(batch)
+
+    def write_and_hear_nothing(writer: decision_log.DecisionWriter, decision: Decision) -> None:
+        writer._write(decision.encode())
+        raise TransactionInDoubt("nobody has answered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(decision_log.DecisionWriter, "write", write_and_hear_nothing)
+        with pytest.raises(TransactionInDoubt):
+            scene.commit(batch, prepared)
+    scene.abort(batch, prepared)
+    scene.assert_done("0-0", "0-1")
+    again = scene.batch(0, "second")
+    scene.commit(again, scene.tasks(again, " again"))
+    scene.assert_done("0-0", "0-1")
+
+
+@proves("S3")
+def test_a_decision_that_was_never_ended_is_no_decision(scene: Scene) -> None:
+    batch = scene.batch(0)
+    prepared = scene.tasks(batch)
+    with Cluster(scene.broker.bootstrap) as cluster:
+        headrace.arrow.Transaction(batch.transactional_id(9, 9), cluster=cluster).abort()
+        decision_log.make_topic(cluster)
+    writer = decision_log.DecisionWriter(scene.broker.bootstrap, scene.query, TIMEOUT_MS)
+    t = writer._producer.transaction()
+    t.begin()
+    t.send(decision_log.TOPIC, Decision(batch, tuple(prepared)).encode(), key=writer._key, partition=writer._partition)
+    writer._producer.flush()
+    again = scene.batch(0, "second")
+    scene.commit(again, scene.tasks(again, " again"))
+    scene.assert_done("0-0 again", "0-1 again")
+
+
+@proves("S3")
+def test_a_driver_that_was_superseded_ends_its_own_attempts_and_stops(scene: Scene) -> None:
+    old, new = scene.batch(0), scene.batch(1, "second")
+    scene.commit(old, scene.tasks(old))
+    scene.commit(new, scene.tasks(new))
+    following = scene.batch(2, "second")
+    running = scene.tasks(following)
+    zombie = scene.batch(1)
+    prepared = scene.tasks(zombie, " of the zombie")
+    for end in (scene.commit, scene.commit):
+        with pytest.raises(AnotherDriver, match="run second has committed batch 1"):
+            end(zombie, prepared)
+    scene.abort(zombie, prepared)
+    assert len(scene.open_names()) == 2, "those of the other driver are its own"
+    scene.commit(following, running)
+    scene.assert_done("0-0", "0-1", "1-0", "1-1", "2-0", "2-1")
+
+
+@proves("S3")
+def test_two_drivers_at_one_batch_commit_it_once(scene: Scene) -> None:
+    before = scene.batch(0)
+    scene.commit(before, scene.tasks(before))
+    one, two = scene.batch(1), scene.batch(1, "second")
+    of_one, of_two = scene.tasks(one, " of one"), scene.tasks(two, " of two")
+    scene.commit(two, of_two)
+    with pytest.raises(AnotherDriver):
+        scene.commit(one, of_one)
+    scene.assert_done("0-0", "0-1", "1-0 of two", "1-1 of two")
+
+
+@proves("S3")
+def test_what_another_driver_has_aborted_is_never_decided(scene: Scene) -> None:
+    """It has taken over and given up, and decided nothing."""
+    before = scene.batch(0)
+    scene.commit(before, scene.tasks(before))
+    batch = scene.batch(1)
+    prepared = scene.tasks(batch)
+    scene.abort(scene.batch(1, "second"), [])
+    with pytest.raises(TransactionFailed, match="aborted before it was committed"):
+        scene.commit(batch, prepared)
+    scene.abort(batch, prepared)
+    scene.commit(batch, scene.tasks(batch, " again"))
+    scene.assert_done("0-0", "0-1", "1-0 again", "1-1 again")
+
+
+@proves("S3")
+def test_a_batch_that_was_passed_is_not_written_again(scene: Scene) -> None:
+    for number in range(2):
+        scene.commit(scene.batch(number), scene.tasks(scene.batch(number)))
+    passed = scene.batch(0, "second")
+    scene.commit(passed, scene.tasks(passed, " again"))
+    scene.assert_done("0-0", "0-1", "1-0", "1-1")
+
+
+@proves("S3")
+def test_a_write_that_has_no_name_is_forgotten_when_all_is_done(scene: Scene) -> None:
+    batch = scene.batch(0)
+    prepared = scene.tasks(batch)
+    scene.commit(batch, prepared, last=True)
+    assert scene.known() is Ended.ENDED
+    scene.abort(batch, prepared)
+    scene.assert_done("0-0", "0-1")
+
+
+@proves("S3")
+def test_committed_long_ago_and_forgotten_by_the_coordinator_is_committed(scene: Scene) -> None:
+    batch = scene.batch(0)
+    prepared = scene.tasks(batch)
+    scene.commit(batch, prepared)
+    known = scene.known()
+    assert isinstance(known, Decision)
+    gone = replace(prepared[0], transactional_id=batch.transactional_id(5, 5))
+    writer = decision_log.DecisionWriter(scene.broker.bootstrap, scene.query, TIMEOUT_MS)
+    writer.write(replace(known, prepared=(*known.prepared, gone)))
+    writer.close()
+    scene.forget()
+    scene.commit(scene.batch(1), scene.tasks(scene.batch(1)))
+    scene.assert_done("0-0", "0-1", "1-0", "1-1")
+
+
+def test_rows_that_were_aborted_by_hand_after_the_decision_are_told(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = scene.batch(0)
+    prepared = scene.tasks(batch)
+    with monkeypatch.context() as patched:
+        dies_at(patched, "sink-decided")
+        with pytest.raises(Died):
+            scene.commit(batch, prepared)
+    headrace.abort_prepared(prepared[0], scene.broker.bootstrap)
+    with pytest.raises(CommitLost, match="1 of 2 transactions of batch 0 were aborted by hand"):
+        scene.abort(batch, prepared)
+    scene.assert_done("0-1")
+
+
+@proves("S3")
+def test_the_broker_dies_between_decision_and_ends(
+    fresh_broker: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = fresh_broker()
+    scene = Scene(broker, make_topic(broker, 2))
+    batch = scene.batch(0)
+    prepared = scene.tasks(batch)
+
+    def reached(name: str, _: int) -> None:
+        if name == "sink-decided":
+            broker.restart(clean=False)
+
+    monkeypatch.setattr(faults, "reached", reached)
+    scene.commit(batch, prepared)
+    scene.assert_done("0-0", "0-1")
+    scene.commit(scene.batch(1), scene.tasks(scene.batch(1)))
+    scene.assert_done("0-0", "0-1", "1-0", "1-1")
+    scene.forget()
+
+
+def test_ended_ids_of_attempts_are_ended_for_good(scene: Scene) -> None:
+    batch = scene.batch(0)
+    prepared = scene.tasks(batch)
+    left = scene.attempt(batch, 0, ["lost"])
+    scene.commit(batch, prepared)
+    with Cluster(scene.broker.bootstrap) as cluster:
+        names = [each.transactional_id for each in (*prepared, left)]
+        found = [each.state for each in describe_transactions(cluster, names)]
+    assert found == ["CompleteCommit", "CompleteCommit", "CompleteAbort"]

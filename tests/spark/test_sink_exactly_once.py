@@ -1,0 +1,312 @@
+"""The sink from Spark, exactly once: what readers of committed records see, whatever is run again or killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PySparkException
+
+import headrace.arrow
+from brokers import Broker, wait_for
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.transactions import end_transactions, list_transactions
+from headrace.spark import decision_log
+from headrace.spark.decisions import Decision
+from headrace.spark.faults import VARIABLE
+from headrace.spark.sink import WRITE
+from proving import proves
+from spark import process_tree, sink_driver
+from spark.confluent_rows import create_topic, numbered, send
+from spark.driver_process import DEADLINE_S, DriverProcess
+from spark.standalone import LOOPBACK, Standalone
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.readwriter import DataFrameWriter
+
+DRIVER = Path(sink_driver.__file__)
+ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
+DRIVER_KILLS = 20
+# The others run on a standalone master, whose executors are JVMs of their own.
+LOCAL_KILLS = 14
+
+
+def values(broker: Broker, topic: str, isolation: str = "committed") -> list[bytes]:
+    found = headrace.arrow.read(topic, bootstrap=broker.bootstrap, columns=["value"], isolation=isolation).read_all()
+    return sorted(found["value"].to_pylist())
+
+
+def open_transactions(broker: Broker) -> list[str]:
+    with Cluster(broker.bootstrap) as cluster:
+        listed = list_transactions(cluster, states=["Ongoing", "Empty", "PrepareCommit", "PrepareAbort"])
+    return [each.transactional_id for each in listed if each.transactional_id.count(".") > 1]
+
+
+def decided(broker: Broker) -> list[Decision]:
+    with Cluster(broker.bootstrap) as cluster:
+        return list(decision_log.every(cluster, 30_000))
+
+
+def writer(broker: Broker, frame: DataFrame, topic: str, **given: str) -> DataFrameWriter:
+    return frame.write.format("headrace").options(bootstrap=broker.bootstrap, topic=topic, **given).mode("append")
+
+
+def numbers(spark: SparkSession, count: int, tasks: int = 2) -> DataFrame:
+    return spark.range(0, count, 1, tasks).selectExpr("cast(id as string) as value")
+
+
+@proves("S3")
+def test_a_task_that_fails_and_is_run_again_writes_once(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+    topic = create_topic(broker, partitions=2)
+    frame = numbers(spark, 20_000).selectExpr("cast(null as binary) as key", "cast(value as binary) as value")
+    before = spark.conf.get(ROWS_AT_ONCE)
+    spark.conf.set(ROWS_AT_ONCE, "200")
+    try:
+        writer(broker, sink_driver.failing_once(frame, tmp_path / "failed"), topic).save()
+    finally:
+        spark.conf.set(ROWS_AT_ONCE, str(before))
+    assert (tmp_path / "failed").exists()
+    assert values(broker, topic) == sorted(b"%d" % n for n in range(20_000))
+    assert len(values(broker, topic, "uncommitted")) > 20_000, "it had written before it failed"
+    assert open_transactions(broker) == []
+
+
+@proves("S3")
+def test_a_write_under_a_name_is_done_once(spark: SparkSession, broker: Broker) -> None:
+    topic, name = create_topic(broker, partitions=2), f"nightly {uuid.uuid4()}"
+    for count in (100, 200):
+        writer(broker, numbers(spark, count), topic, writeId=name).save()
+        assert len(values(broker, topic)) == 100
+    writer(broker, numbers(spark, 50), topic, writeId=f"{name} 2").save()
+    writer(broker, numbers(spark, 25), topic).save()
+    assert len(values(broker, topic)) == 175
+    assert open_transactions(broker) == []
+    known = [each.batch.query for each in decided(broker) if each.batch.query.startswith(WRITE + name)]
+    assert sorted(known) == [WRITE + name, f"{WRITE}{name} 2"]
+
+
+@proves("S3")
+def test_a_write_that_fails_leaves_nothing_to_be_seen(spark: SparkSession, broker: Broker) -> None:
+    topic = create_topic(broker, partitions=2, max_message_bytes=100_000)
+    frame = spark.range(0, 100, 1, 2).selectExpr(
+        "cast(id as string) as key", "if(id = 77, repeat('x', 200000), 'small') as value"
+    )
+    with pytest.raises(PySparkException) as error:
+        writer(broker, frame, topic).save()
+    told = str(error.value)
+    assert "a row of partition 1 of the frame, with key '77', has 200002 bytes, and topic" in told
+    assert "takes 100000 in a batch (max.message.bytes)" in told
+    assert values(broker, topic) == []
+    assert open_transactions(broker) == []
+
+
+@proves("S3")
+def test_at_least_once_is_a_choice_and_transactions_that_cannot_be_had_are_told(
+    spark: SparkSession, fresh_broker: Callable[..., Broker]
+) -> None:
+    broker = fresh_broker(settings={"transaction.two.phase.commit.enable": "false"})
+    topic = create_topic(broker)
+    told = "the broker has no two-phase transactions, or does not allow them"
+    with pytest.raises(PySparkException, match=f"option delivery=exactly-once cannot be: {told}"):
+        writer(broker, numbers(spark, 10), topic, delivery="exactly-once").save()
+    with pytest.raises(PySparkException, match=f"option writeId='x' cannot be: {told}"):
+        writer(broker, numbers(spark, 10), topic, writeId="x").save()
+    assert values(broker, topic) == []
+    writer(broker, numbers(spark, 10), topic).save()
+    writer(broker, numbers(spark, 10), topic, delivery="at-least-once").save()
+    assert len(values(broker, topic)) == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"delivery": "twice"}, "option delivery='twice' is not understood; write exactly-once or at-least-once"),
+        ({"delivery": "at-least-once", "writeId": "x"}, "option writeId needs delivery=exactly-once"),
+    ],
+)
+def test_what_cannot_be_is_told(spark: SparkSession, broker: Broker, given: dict[str, str], told: str) -> None:
+    with pytest.raises(PySparkException, match=told):
+        writer(broker, numbers(spark, 1), create_topic(broker), **given).save()
+
+
+class Copy:
+    """A stream from topic to topic, in drivers that are killed."""
+
+    def __init__(self, broker: Broker, folder: Path) -> None:
+        self.broker = broker
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint"
+        self.source, self.target = create_topic(broker, 2), create_topic(broker, 2)
+        self.sent = 0
+
+    def send(self, count: int) -> None:
+        send(self.broker, self.source, numbered(count, self.sent))
+        self.sent += count
+
+    def driver(
+        self, *, rows: int = 400, die_at: str = "", master: str = "local[2]", follow: bool = False
+    ) -> DriverProcess:
+        command = [sys.executable, str(DRIVER), master, self.broker.bootstrap, self.source, self.target]
+        command += [str(self.checkpoint), str(rows), *(["follow"] if follow else [])]
+        known = {**LOOPBACK, "PYTHONPATH": os.pathsep.join(sys.path), "PYSPARK_PYTHON": sys.executable}
+        return DriverProcess(command, {**known, **({VARIABLE: die_at} if die_at else {})}, self.folder)
+
+    def batches(self, log: str = "offsets") -> int:
+        """How many batches Spark has begun; by its log of commits, how many it has finished."""
+        listed = (self.checkpoint / log).glob("[0-9]*")
+        return max((int(path.name) for path in listed if path.name.isdigit()), default=-1) + 1
+
+    def known(self) -> Decision | None:
+        return next(iter(decided(self.broker)), None)
+
+    def check(self) -> int:
+        """What is seen is there once, whatever is seen of it."""
+        found = values(self.broker, self.target)
+        assert len(found) == len(set(found))
+        return len(found)
+
+    def check_all(self) -> None:
+        assert values(self.broker, self.target) == sorted(b"v%d" % n for n in range(self.sent))
+        assert open_transactions(self.broker) == []
+
+
+@pytest.fixture
+def scene(fresh_broker: Callable[..., Broker], tmp_path: Path) -> Copy:
+    return Copy(fresh_broker(), tmp_path)
+
+
+@proves("S3")
+def test_a_driver_killed_after_its_decision_is_made_up_for(scene: Copy, spark: SparkSession) -> None:
+    """One of its transactions was committed, one not. The last run is in the session of the tests."""
+    scene.send(1000)
+    driver = scene.driver(die_at="sink-decided:1")
+    assert driver.wait() == -signal.SIGKILL, driver.told()
+    known = scene.known()
+    assert known is not None
+    assert known.batch.number == 1
+    assert len(known.prepared) == 2
+    assert scene.check() == 400
+    with Cluster(scene.broker.bootstrap) as cluster:
+        end_transactions(cluster, known.prepared[:1], commit=True)
+    copy = sink_driver.copy(spark, scene.broker.bootstrap, scene.source, scene.target, scene.checkpoint, 400)
+    assert copy.trigger(availableNow=True).start().awaitTermination(int(DEADLINE_S))
+    scene.check_all()
+    known = scene.known()
+    assert known is not None
+    assert known.batch.number == 2
+    assert len(known.before) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@proves("S3")
+def test_a_driver_killed_at_every_named_point_of_the_sink(scene: Copy, proof_report: Callable[..., None]) -> None:
+    points = ("sink-written:1", "sink-decided:2", "sink-ended:3", "sink-written:4")
+    scene.send(2400)
+    for point in points:
+        driver = scene.driver(die_at=point)
+        assert driver.wait() == -signal.SIGKILL, driver.told()
+        known, number = scene.known(), int(point[-1])
+        assert known is not None
+        assert known.batch.number == (number - 1 if "written" in point else number), point
+        assert scene.check() == 400 * (number + 1 if "ended" in point else number), point
+    driver = scene.driver()
+    assert driver.wait() == 0, driver.told()
+    scene.check_all()
+    proof_report(driver_killed_at=", ".join(points), rows=scene.sent, lost=0, duplicated=0, left_open=0)
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[Callable[[], Standalone]]:
+    """A cluster that is started when it is first asked for."""
+    started: list[Standalone] = []
+
+    def give() -> Standalone:
+        if not started:
+            (tmp_path / "cluster").mkdir()
+            started.append(Standalone(tmp_path / "cluster"))
+        return started[0]
+
+    yield give
+    for cluster in started:
+        cluster.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(5400)
+@proves("S3")
+def test_twenty_kills_of_the_sinks_driver_and_more_of_everything_else(
+    scene: Copy, standalone: Callable[[], Standalone], seed: int, proof_report: Callable[..., None]
+) -> None:
+    """At random moments; local drivers first, then some with executors of their own."""
+    began, draw = time.monotonic(), random.Random(seed)
+    kills: Counter[str] = Counter()
+    moments: Counter[str] = Counter()
+    gave_up = 0
+    while kills["driver"] < DRIVER_KILLS:
+        scene.send(3000)
+        cluster = None if kills["driver"] < LOCAL_KILLS else standalone()
+        driver = scene.driver(rows=300, follow=True, master=cluster.address if cluster else "local[2]")
+        before = scene.batches()
+        wait_for("a batch to begin", lambda: scene.batches() > before or not driver.runs, DEADLINE_S)  # noqa: B023
+        for _ in range(draw.randrange(3)):
+            time.sleep(draw.uniform(0, 3))
+            strike(scene, driver, cluster, draw, kills)
+        time.sleep(draw.uniform(0, 4))
+        if driver.runs:
+            driver.kill()
+            kills["driver"] += 1
+            begun, done = scene.batches(), scene.batches("commits")
+            moments["within a batch" if begun > done else "between batches"] += 1
+        else:
+            assert driver.wait() == 1, driver.told()
+            gave_up += 1
+        seen = scene.check()
+        print(f"{time.monotonic() - began:.0f} s: {dict(kills)}, {seen} rows, gave up: {gave_up}", flush=True)
+    last = scene.driver(rows=100_000)
+    assert last.wait() == 0, last.told()
+    scene.check_all()
+    proof_report(
+        kills=dict(kills),
+        moments_of_driver_kills=dict(moments),
+        drivers_that_gave_up=gave_up,
+        rows=scene.sent,
+        batches=scene.batches(),
+        lost=0,
+        duplicated=0,
+        left_open=0,
+        seconds=round(time.monotonic() - began),
+    )
+
+
+def strike(
+    scene: Copy, driver: DriverProcess, cluster: Standalone | None, draw: random.Random, kills: Counter[str]
+) -> None:
+    victim = draw.choice(["worker", "worker", "broker", *(["executor"] * 3 if cluster else [])])
+    if victim == "broker":
+        scene.broker.restart(clean=False)
+        kills["broker"] += 1
+        return
+    below = cluster.below() if cluster else []
+    if victim == "executor":
+        found = [pid for pid in below if process_tree.is_executor(pid)]
+    else:
+        found = driver.workers() + [pid for pid in below if process_tree.is_python_worker(pid)]
+    if found:
+        kills[victim] += process_tree.kill([draw.choice(found)])
+
+
+def test_a_write_without_a_name_is_remembered_by_nobody(spark: SparkSession, broker: Broker) -> None:
+    before = {each.batch.query for each in decided(broker)}
+    writer(broker, numbers(spark, 10), create_topic(broker)).save()
+    assert {each.batch.query for each in decided(broker)} == before
