@@ -69,18 +69,22 @@ class History:
             raise SettingError(f"column {missing[0]!r} is not in an archive; it has {', '.join(COLUMNS)}")
         if "value" in columns and Archive(self.folder).drops_values():
             raise SettingError(f"the archive {self.folder} was made without values; leave out column value")
-        try:
-            known = json.loads((self.folder / ORIGIN).read_text())["topics"]
-        except FileNotFoundError:
-            known = {}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise OperatorError(f"{self.folder / ORIGIN} cannot be read: {error}") from None
+        known = self.topic_ids()
         for topic, now in ids.items():
             if known.get(topic, now) != now:
                 raise OperatorError(
                     f"the archive {self.folder} has records of a topic {topic} with id {known[topic]}, which was made "
                     f"anew since: its id is {now}; read the topic without its history, or the archive alone"
                 )
+
+    def topic_ids(self) -> dict[str, str]:
+        """In hex, of the topics that were archived."""
+        try:
+            return dict(json.loads((self.folder / ORIGIN).read_text())["topics"])
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise OperatorError(f"{self.folder / ORIGIN} cannot be read: {error}") from None
 
     def starts(self) -> dict[Place, int]:
         """The first offset of each partition that is archived."""
@@ -101,6 +105,30 @@ class History:
                     least = pc.min(late["offset"]).as_py()
                     found = least if found is None else min(found, least)
         return found
+
+    def next_at(self, place: Place, offset: int) -> int | None:
+        """Where, at this offset or after it, the next record may be; None if there is none any more."""
+        topic, partition = place
+        span = (offset, self.ends.get(place, 0))
+        starts = [
+            max(offset, (file.bounds.offset or span)[0])
+            for _, file in self._files
+            if file.topic in (topic, "") and _touches(file.bounds, partition, span)
+        ]
+        return min(starts, default=None)
+
+    def chosen_offsets(self, place: Place, span: tuple[int, int], where: str) -> pa.ChunkedArray:
+        """Offsets of the records in a span of which a condition in SQL is true; not of those put aside."""
+        from deltalake import QueryBuilder
+
+        topic = place[0].replace("'", "''")
+        within = f'"partition" = {place[1]} and "offset" >= {span[0]} and "offset" < {span[1]}'
+        query = f"select \"offset\" from records where topic = '{topic}' and {within} and ({where})"
+        try:
+            rows = pa.table(QueryBuilder().register("records", self._tables[0]).execute(query).read_all())
+        except Exception as error:  # noqa: BLE001 - its errors have no class in common
+            raise SettingError(f"the condition {where!r} cannot be asked: {error}") from None
+        return rows["offset"]
 
     def parts(self, topic: str, spans: Spans, *, from_ms: int | None = None) -> list[Part]:
         """Files that may have rows of these spans, as far as they are archived, in the order of their offsets. Files

@@ -23,10 +23,10 @@ from headrace.arrow.write import BATCH_BYTES, Pending, TransactionIdentity, Writ
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.produce import open_two_phase
-from headrace.client.admin.transactions import end_transactions
+from headrace.client.admin.transactions import end_transactions, send_offsets
 from headrace.client.connection.tls import Tls
 from headrace.client.errors import NoTransaction, TransactionFailed
-from headrace.client.producer.transaction_requests import PreparedTransaction
+from headrace.client.producer.transaction_requests import Offsets, PreparedTransaction
 from headrace.errors import HeadraceError
 from headrace.records.codecs import Codec
 
@@ -104,6 +104,12 @@ class Transaction:
                 transaction=self._identity,
             )
         return self._writers[topic].submit(rows)
+
+    def send_offsets(self, offsets: Offsets, group: str, *, metadata: str = "") -> None:
+        """Let a group without members go on from these offsets if the transaction is committed: how far a program has
+        come is saved with what it wrote."""
+        self._check_open()
+        send_offsets(self._cluster, self._prepared, offsets, group, metadata=metadata)
 
     def prepare(self) -> PreparedTransaction:
         """Wait until all rows are acknowledged, and leave the transaction open, for whoever has what this gives."""

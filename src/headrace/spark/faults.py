@@ -14,6 +14,8 @@
     compact-committed the table has the larger files, the small ones are not deleted yet
     index-written     the files of the key index are written, its table does not have them
     index-committed   the table of the key index has them, the files that they replace are not deleted yet
+    replay-written    a window of a replay is written, and not committed
+    replay-committed  a window of a replay is committed
     latest-written    the files of the latest records are written, their table does not have them
 """
 

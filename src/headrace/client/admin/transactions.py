@@ -20,7 +20,16 @@ from headrace.client.connection.tls import Tls
 from headrace.client.consumer.group_protocol import TopicPartition, by_topic
 from headrace.client.errors import Refusal, TransactionRefused, check
 from headrace.client.producer.transaction_core import EPOCHS_BUMPED, FEATURE, FENCED, FIRST_END, PASSING
-from headrace.client.producer.transaction_requests import PreparedTransaction, ProducerIdentity, end_request
+from headrace.client.producer.transaction_requests import (
+    GroupMember,
+    Offsets,
+    PreparedTransaction,
+    ProducerIdentity,
+    add_offsets_request,
+    committed_code,
+    end_request,
+    offsets_commit_request,
+)
 from headrace.errors import ErrorCode, HeadraceError, InvalidRequest
 from headrace.ports.network import Address
 from headrace.wire import api as apis
@@ -283,6 +292,27 @@ def abort_hanging(cluster: Cluster, producer: ActiveProducer) -> None:
                     check(row.error_code, f"abort of the transaction of producer {producer.producer_id} in {place}")
 
     cluster.retry(ask)
+
+
+def send_offsets(
+    cluster: Cluster, opened: PreparedTransaction, offsets: Offsets, group: str, *, metadata: str = ""
+) -> None:
+    """Let a group without members go on from these offsets, with their metadata, if the transaction is committed."""
+    identity = ProducerIdentity(opened.producer_id, opened.producer_epoch)
+    adding = add_offsets_request(opened.transactional_id, identity, group)
+    request = offsets_commit_request(opened.transactional_id, identity, offsets, GroupMember(group), metadata)
+
+    def add() -> None:
+        coordinator = cluster.transaction_coordinator(opened.transactional_id)
+        answer = cluster.call(coordinator, apis.ADD_OFFSETS_TO_TXN, adding)
+        check(answer.error_code, f"offsets of group {group!r} in the transaction {opened.transactional_id!r}")
+
+    def commit() -> None:
+        answer = cluster.call(cluster.coordinator(group), apis.TXN_OFFSET_COMMIT, request)
+        check(committed_code(answer), f"offsets of group {group!r} in the transaction {opened.transactional_id!r}")
+
+    cluster.retry(add)
+    cluster.retry(commit)
 
 
 def end_transactions(cluster: Cluster, prepared: Iterable[PreparedTransaction], *, commit: bool) -> None:

@@ -123,11 +123,11 @@ def add_offsets_request(transactional_id: str, identity: ProducerIdentity, group
 
 
 def offsets_commit_request(
-    transactional_id: str, identity: ProducerIdentity, offsets: Offsets, member: GroupMember
+    transactional_id: str, identity: ProducerIdentity, offsets: Offsets, member: GroupMember, metadata: str = ""
 ) -> Message:
     topics: dict[str, list[Message]] = {}
     for (topic, partition), offset in offsets.items():
-        row = Message(partition_index=partition, committed_offset=offset, committed_metadata="")
+        row = Message(partition_index=partition, committed_offset=offset, committed_metadata=metadata)
         topics.setdefault(topic, []).append(row)
     return Message(
         transactional_id=transactional_id,

@@ -1,0 +1,129 @@
+"""An archive written back into a topic: each record once, whatever happens to the process that does it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace.arrow
+from brokers import Broker
+from clients.topics import create_topic
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.transactions import list_transactions
+from headrace.errors import OperatorError, SettingError
+from headrace.pipelines import replay
+from headrace.pipelines.replay import ReplayOptions
+from headrace.spark.faults import VARIABLE
+from pipelines.archived_world import PARTITIONS, Rows, World
+from proving import proves
+
+
+@pytest.fixture
+def world(broker: Broker, tmp_path: Path, seed: int) -> World:
+    """All that was written is archived, and some of it deleted."""
+    world = World(broker, tmp_path / "an archive", random.Random(seed))
+    while any(len(world.written[n]) < 40 for n in range(PARTITIONS)):
+        world.produce()
+    while world.torn or any(world.archived[n] < len(world.written[n]) for n in range(PARTITIONS)):
+        world.archive()
+    world.delete()
+    return world
+
+
+def options(world: World, to: str, **more: Any) -> ReplayOptions:
+    return ReplayOptions(world.folder, world.bootstrap, world.topic, to, **more)
+
+
+def replayed(world: World, to: str) -> Rows:
+    """By partition, in the order of the topic, without their new offsets."""
+    found: Rows = {}
+    columns = ("partition", "timestamp", "key", "value", "headers")
+    for row in headrace.arrow.read(to, bootstrap=world.bootstrap, columns=columns).read_all().to_pylist():
+        found.setdefault(row["partition"], []).append((row["timestamp"], row["key"], row["value"], str(row["headers"])))
+    return found
+
+
+def expected(world: World) -> Rows:
+    return {partition: [row[1:] for row in rows] for partition, rows in world.written.items()}
+
+
+@proves("S5")
+def test_a_replay_has_every_record_in_its_partition_and_order_with_key_headers_and_timestamp(world: World) -> None:
+    to = f"{world.topic}-again"
+    summary = replay.run(options(world, to))
+    assert summary.ok
+    assert replayed(world, to) == expected(world)
+    again = replay.run(options(world, to))
+    assert (again.facts["records"], again.facts["went_on"]) == (0, True)
+    world.produce()
+    while world.torn or any(world.archived[n] < len(world.written[n]) for n in range(PARTITIONS)):
+        world.archive()
+    replay.run(options(world, to, name="another"))
+    assert sum(map(len, replayed(world, to).values())) == summary.facts["records"] + sum(
+        map(len, world.written.values())
+    )
+
+
+@proves("S5")
+@pytest.mark.parametrize("point", ["replay-written:0", "replay-committed:1", "replay-written:3"])
+def test_a_replay_that_is_killed_goes_on_and_has_each_record_once(world: World, point: str) -> None:
+    to = f"{world.topic}-{uuid.uuid4().hex[:6]}"
+    arguments = ["--archive", str(world.folder), "--topic", world.topic, "--to", to, "--bootstrap", world.bootstrap]
+    command = [str(Path(sys.executable).with_name("headrace")), "pipeline", "replay", *arguments]
+    env = {**os.environ, VARIABLE: point}
+    killed = subprocess.run([*command, "--rate", "25"], env=env, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert replayed(world, to) == expected(world)
+    with Cluster(world.bootstrap) as cluster:
+        ids = [each for each in list_transactions(cluster) if to in each.transactional_id]
+    assert not [each for each in ids if each.state == "Ongoing"]
+
+
+@proves("S5")
+def test_a_replay_may_be_of_some_records(world: World) -> None:
+    every = [row for rows in world.written.values() for row in rows]
+    middle = sorted(row[1] for row in every)[len(every) // 2]
+    at_ms = round(middle.timestamp() * 1000)
+
+    def keys(**more: Any) -> list[bytes]:
+        to = f"{world.topic}-{uuid.uuid4().hex[:6]}"
+        replay.run(options(world, to, **more))
+        return sorted(row[1] for rows in replayed(world, to).values() for row in rows)
+
+    assert keys(from_ms=at_ms) == sorted(row[2] for row in every if row[1] >= middle)
+    assert keys(until_ms=at_ms) == sorted(row[2] for row in every if row[1] < middle)
+    assert keys(key=b"k7") == [b"k7"]
+    aside = keys(dead_letters=True)
+    assert 0 < len(aside) < len(every)
+    found = keys(where='"offset" < 10 and "partition" = 1')
+    assert set(found) == {row[2] for row in world.written[1][:10]} - set(aside)
+    with pytest.raises(SettingError, match="cannot be asked"):
+        keys(where="no such column")
+
+
+def test_keys_may_decide_the_partition_anew(world: World, broker: Broker) -> None:
+    to = create_topic(broker, f"{world.topic}-one", 1)
+    with pytest.raises(OperatorError, match="--partition key"):
+        replay.run(options(world, to))
+    replay.run(options(world, to, partition="key"))
+    assert sorted(row[1] for row in replayed(world, to)[0]) == sorted(
+        row[2] for rows in world.written.values() for row in rows
+    )
+
+
+def test_what_cannot_be_replayed_is_told(world: World, tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="would be archived, and replayed again"):
+        replay.run(options(world, ""))
+    with pytest.raises(OperatorError, match="no records of a topic 'other'"):
+        replay.run(ReplayOptions(world.folder, world.bootstrap, "other"))
+    with pytest.raises(OperatorError, match="has no archive"):
+        replay.run(ReplayOptions(tmp_path / "nothing", world.bootstrap, world.topic))
