@@ -20,6 +20,7 @@ from headrace.spark.decisions import (
     decide,
     driver_id,
     judge,
+    query_of,
 )
 from proving import proves
 
@@ -85,3 +86,6 @@ def test_attempts_of_a_query_are_found_by_its_name_alone() -> None:
         for matches in (by_python, TopicPattern(attempts_pattern(name)).matches_in_time):
             assert [other for other in names if matches(ids[other])] == [name]
             assert not matches(driver_id(name))
+        assert query_of(ids[name]) == name
+        assert query_of(driver_id(name)) is None
+    assert [query_of(other) for other in ("till-1", "spark.a_zz.0.run.0.1", "other.a.0.run.0.1")] == [None, None, None]

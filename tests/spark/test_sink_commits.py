@@ -6,6 +6,7 @@ has the same from Spark.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ import pytest
 import headrace.arrow
 from arrow.topics import make_topic
 from brokers import Broker
+from headrace.cli.main import main
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.transactions import describe_transactions, list_transactions
 from headrace.client.errors import TransactionFailed, TransactionInDoubt
@@ -202,7 +204,7 @@ def test_a_decision_that_was_never_ended_is_no_decision(scene: Scene) -> None:
     with Cluster(scene.broker.bootstrap) as cluster:
         headrace.arrow.Transaction(batch.transactional_id(9, 9), cluster=cluster).abort()
         decision_log.make_topic(cluster)
-    writer = decision_log.DecisionWriter(scene.broker.bootstrap, scene.query, TIMEOUT_MS)
+    writer = decision_log.DecisionWriter(Cluster(scene.broker.bootstrap), scene.query, TIMEOUT_MS)
     t = writer._producer.transaction()
     t.begin()
     t.send(decision_log.TOPIC, Decision(batch, tuple(prepared)).encode(), key=writer._key, partition=writer._partition)
@@ -284,7 +286,7 @@ def test_committed_long_ago_and_forgotten_by_the_coordinator_is_committed(scene:
     known = scene.known()
     assert isinstance(known, Decision)
     gone = replace(prepared[0], transactional_id=batch.transactional_id(5, 5))
-    writer = decision_log.DecisionWriter(scene.broker.bootstrap, scene.query, TIMEOUT_MS)
+    writer = decision_log.DecisionWriter(Cluster(scene.broker.bootstrap), scene.query, TIMEOUT_MS)
     writer.write(replace(known, prepared=(*known.prepared, gone)))
     writer.close()
     scene.forget()
@@ -326,6 +328,41 @@ def test_the_broker_dies_between_decision_and_ends(
     scene.commit(scene.batch(1), scene.tasks(scene.batch(1)))
     scene.assert_done("0-0", "0-1", "1-0", "1-1")
     scene.forget()
+
+
+@proves("S3", "T5")
+def test_what_drivers_that_are_gone_have_left_is_finished_on_the_command_line(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def finish(*flags: str) -> str:
+        capsys.readouterr()
+        assert main(["transaction", "finish", "--bootstrap", scene.broker.bootstrap, *flags]) == 0
+        return capsys.readouterr().out
+
+    assert finish() == "no write of Spark has left anything open\n"
+    decided, undecided = scene.batch(0), Batch("write-nightly 7", "first", 0)
+    prepared = scene.tasks(decided)
+    scene.attempt(decided, 0, ["lost"])
+    scene.attempt(undecided, 0, ["undecided"])
+    with monkeypatch.context() as patched:
+        dies_at(patched, "sink-decided")
+        with pytest.raises(Died):
+            scene.commit(decided, prepared)
+    scene.forget()
+    assert finish() == "no write of Spark has left anything open\n", "for an hour they may be under way"
+    shown = json.loads(finish("--older-than", "1ms", "--dry-run", "--json"))
+    assert sorted((row["query"], row["transactions"]) for row in shown) == sorted(
+        [(scene.query, 3), ("write-nightly 7", 1)]
+    )
+    done = {row["query"]: row for row in json.loads(finish("--older-than", "1ms", "--json"))}
+    assert [(row["committed"], row["aborted"]) for row in (done[scene.query], done["write-nightly 7"])] == [
+        (2, 1),
+        (0, 1),
+    ]
+    scene.assert_done("0-0", "0-1")
+    again = scene.batch(0, "second")
+    scene.commit(again, scene.tasks(again, " again"))
+    scene.assert_done("0-0", "0-1")
 
 
 def test_ended_ids_of_attempts_are_ended_for_good(scene: Scene) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -18,6 +18,8 @@ from headrace.client.admin.transactions import HangingTransaction, TransactionDe
 from headrace.errors import InvalidRequest
 
 _COLUMNS = ("transactional_id", "state", "open_for", "partitions", "two_phase", "owner", "producer_id", "coordinator")
+_FINISHED_COLUMNS = ("query", "transactions", "open_for", "committed", "aborted")
+FINISHED_AFTER_MS: Final = 3_600_000
 _HANGING_COLUMNS = ("topic", "partition", "start_offset", "silent_for", "producer_id", "epoch", "transactional_id")
 
 
@@ -179,6 +181,39 @@ def commit(cluster: Cluster, transactional_id: str, dry_run: bool) -> None:
     Only if you know that its owner has prepared it, and wanted it committed.
     """
     _end(cluster, transactional_id, commit=True, dry_run=dry_run)
+
+
+@transaction.command()
+@click.option(
+    "--older-than",
+    "older_than_ms",
+    type=Duration("s"),
+    default=FINISHED_AFTER_MS,
+    show_default="1h",
+    help="Only of writes of which a transaction is open for so long.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what is open, and change nothing.")
+@json_option
+@with_cluster
+def finish(cluster: Cluster, older_than_ms: int, dry_run: bool, as_json: bool) -> None:
+    """End what streams and writes of Spark have left open, whose drivers are gone.
+
+    What they had decided to commit is committed, the rest aborted. A stream does that
+    itself when it goes on from its checkpoint. One that still runs has to be started again.
+    """
+    from headrace.spark import sink_commits
+
+    rows = []
+    for left in sink_commits.unfinished(cluster, older_than_ms, _now_ms()):
+        row: dict[str, Any] = {"query": left.query, "transactions": len(left.names)}
+        row |= {"open_ms": left.oldest_ms} if as_json else {"open_for": _duration(left.oldest_ms)}
+        if not dry_run:
+            row["committed"], row["aborted"] = sink_commits.finish(cluster, left, cluster.timeout_ms)
+        rows.append(row)
+    if not rows and not as_json:
+        click.echo("no write of Spark has left anything open")
+        return
+    show_rows(rows, _FINISHED_COLUMNS[: 3 if dry_run else None], as_json)
 
 
 def _end(cluster: Cluster, transactional_id: str, *, commit: bool, dry_run: bool) -> None:

@@ -144,17 +144,18 @@ class DecisionWriter:
     """The one place where decisions of a query are written: it takes the query over when it is made. TransactionFenced
     from the moment another one is."""
 
-    def __init__(self, bootstrap: str, query: str, timeout_ms: int) -> None:
+    def __init__(self, cluster: Cluster, query: str, timeout_ms: int) -> None:
         self._key = query.encode()
         self._partition = partition_for_key(self._key, PARTITIONS)
         self._producer = Producer(
-            bootstrap.split(","),
-            client_id="headrace-spark",
+            cluster.bootstrap,
+            client_id=cluster.pool.client_id,
             transactional_id=driver_id(query),
             codec="zstd",
             interval_ms=0,
             delivery_timeout_ms=timeout_ms,
             transaction_timeout_ms=UNDECIDED_MAX_MS,
+            tls=cluster.tls,
         )
         try:
             opened = self._producer.transaction()

@@ -27,9 +27,11 @@ from headrace.client.producer.transaction_requests import PreparedTransaction
 from headrace.errors import CorruptBatch
 
 PREFIX: Final = "spark"
+EVERY_ATTEMPT: Final = rf"^{PREFIX}\..*"
 BEFORE_MAX: Final = 20
 """Runs that are remembered as superseded. A driver is not alone for longer than that many others take over."""
 _VERSION: Final = 1
+_PARTS: Final = 6
 _PLAIN: Final = frozenset(string.ascii_letters + string.digits + "-")
 
 
@@ -66,6 +68,19 @@ def _quoted(text: str) -> str:
 def attempts_pattern(query: str) -> str:
     """A regular expression for the transactional ids of all attempts of a query."""
     return f"^{re.escape(query_prefix(query))}.*"
+
+
+def query_of(transactional_id: str) -> str | None:
+    """The query that an attempt is of; None if it is none."""
+    parts = transactional_id.split(".")
+    if len(parts) != _PARTS or parts[0] != PREFIX:
+        return None
+    first, *quoted = parts[1].split("_")
+    try:
+        known = [bytes([int(part[:2], 16)]) + part[2:].encode() for part in quoted]
+        return b"".join([first.encode(), *known]).decode()
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.admin.cluster import Cluster
@@ -34,7 +36,17 @@ from headrace.client.producer.transaction_requests import PreparedTransaction
 from headrace.errors import HeadraceError
 from headrace.spark import decision_log, faults
 from headrace.spark.connections import cluster_at
-from headrace.spark.decisions import Batch, Decision, Known, Verdict, attempts_pattern, decide, judge
+from headrace.spark.decisions import (
+    EVERY_ATTEMPT,
+    Batch,
+    Decision,
+    Known,
+    Verdict,
+    attempts_pattern,
+    decide,
+    judge,
+    query_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +69,14 @@ class CommitLost(HeadraceError):
 class SinkDriver:
     """Of one run of a query. `known` is what is decided, while no other driver takes over."""
 
-    def __init__(self, cluster: Cluster, bootstrap: str, batch: Batch, timeout_ms: int) -> None:
+    def __init__(self, cluster: Cluster, batch: Batch, timeout_ms: int) -> None:
         """Takes the query over, and commits what is decided. AnotherDriver where it goes on without this run."""
         self._timeout_ms = timeout_ms
         self.took_over_at = time.monotonic()
         decision_log.make_topic(cluster)
         # Another one that died may have left something open, which is decided when the query is taken over.
         self.known: Known = self._read(cluster, batch, whole=False)
-        self._writer = decision_log.DecisionWriter(bootstrap, batch.query, timeout_ms)
+        self._writer = decision_log.DecisionWriter(cluster, batch.query, timeout_ms)
         self._next_whole_sweep = 0.0
         try:
             self.known = self._read(cluster, batch, whole=True)
@@ -179,7 +191,7 @@ def _driver(cluster: Cluster, bootstrap: str, batch: Batch, timeout_ms: int) -> 
         return driver, False
     if driver is not None:
         _forget(bootstrap, batch)
-    driver = _drivers[key] = SinkDriver(cluster, bootstrap, batch, timeout_ms)
+    driver = _drivers[key] = SinkDriver(cluster, batch, timeout_ms)
     return driver, True
 
 
@@ -237,6 +249,44 @@ def abort(bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction],
             driver.sweep(cluster, batch.query, whole=True)
     finally:
         _forget(bootstrap, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A query of which transactions are open."""
+
+    query: str
+    names: tuple[str, ...]
+    oldest_ms: int
+    """How long the first of them is open."""
+
+
+def unfinished(cluster: Cluster, older_than_ms: int, now_ms: int) -> list[Unfinished]:
+    """Queries of which a transaction is open for longer than that, by name."""
+    listed = list_transactions(cluster, states=[ONGOING], pattern=EVERY_ATTEMPT)
+    found: dict[str, list[tuple[str, int]]] = {}
+    for each in describe_transactions(cluster, [one.transactional_id for one in listed], missing_ok=True):
+        query, age_ms = query_of(each.transactional_id), each.age_ms(now_ms)
+        if query is not None and age_ms is not None:
+            found.setdefault(query, []).append((each.transactional_id, age_ms))
+    queries = [
+        Unfinished(query, tuple(name for name, _ in ages), max(age_ms for _, age_ms in ages))
+        for query, ages in sorted(found.items())
+    ]
+    return [each for each in queries if each.oldest_ms > older_than_ms]
+
+
+def finish(cluster: Cluster, left: Unfinished, timeout_ms: int) -> tuple[int, int]:
+    """Take a query over whose driver is gone, commit what is decided, and abort the rest; how many were committed and
+    aborted. A driver that is not gone finds its batch aborted, and nothing of it is committed in part."""
+    driver = SinkDriver(cluster, Batch(left.query, f"finish-{uuid.uuid4()}", 0), timeout_ms)
+    try:
+        driver.sweep(cluster, left.query, whole=True)
+    finally:
+        driver.close()
+    decided = driver.known.names if isinstance(driver.known, Decision) else frozenset()
+    committed = len(decided.intersection(left.names))
+    return committed, len(left.names) - committed
 
 
 def _abort_own(cluster: Cluster, batch: Batch, prepared: Sequence[PreparedTransaction], timeout_ms: int) -> None:
