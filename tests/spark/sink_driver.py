@@ -6,6 +6,7 @@ all is written that is there now.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +25,13 @@ COLUMNS = "key binary, value binary"
 
 
 def copy(
-    spark: SparkSession, bootstrap: str, source: str, target: str, checkpoint: Path, rows: int
+    spark: SparkSession, bootstrap: str, source: str, target: str, checkpoint: Path, rows: int, *, stuck: bool = False
 ) -> DataStreamWriter:
-    """A stream that writes what it reads. One task fails once, after it has handed on what it had."""
+    """A stream that writes what it reads. One task fails once, after it has handed on what it had; or, `stuck`, none
+    ever ends."""
     options = {"bootstrap": bootstrap, "subscribe": source, "startingOffsets": "earliest", "columns": "key,value"}
     read = spark.readStream.format("headrace").options(**options).option("maxOffsetsPerTrigger", str(rows))
-    changed = failing_once(read.load(), checkpoint.parent / "failed")
+    changed = never_ending(read.load()) if stuck else failing_once(read.load(), checkpoint.parent / "failed")
     write = changed.writeStream.format("headrace").option("bootstrap", bootstrap).option("topic", target)
     return write.option("checkpointLocation", str(checkpoint))
 
@@ -42,6 +44,14 @@ def failing_once(frame: DataFrame, marker: Path) -> DataFrame:
         except FileExistsError:
             return
         raise RuntimeError("once")
+
+    return frame.mapInArrow(passing, COLUMNS)
+
+
+def never_ending(frame: DataFrame) -> DataFrame:
+    def passing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        signal.pause()
 
     return frame.mapInArrow(passing, COLUMNS)
 

@@ -21,6 +21,7 @@ from headrace.spark.decisions import (
     driver_id,
     judge,
     query_of,
+    retire,
 )
 from proving import proves
 
@@ -67,6 +68,16 @@ def test_a_decision_supersedes_the_runs_before_it_and_never_its_own() -> None:
         known = decide(known, Batch("query", f"run {number}", number), ())
     assert isinstance(known, Decision)
     assert known.before == tuple(f"run {number}" for number in reversed(range(4, BEFORE_MAX + 4)))
+
+
+def test_a_run_that_was_given_up_is_over_and_what_was_decided_stays() -> None:
+    assert judge(retire(None, "query", ["this run"]), BATCH) is Verdict.SUPERSEDED
+    after = retire(None, "query", ["another"])
+    assert judge(after, BATCH) is Verdict.OPEN
+    assert Decision.decode("query", after.encode()) == after
+    assert decide(after, BATCH, prepared(BATCH)).before == ("another",)
+    kept = retire(decision(7, "this run", "a third"), "query", ["this run"])
+    assert (kept.prepared, kept.before) == (decision(7).prepared, ("this run", "a third"))
 
 
 def test_a_decision_is_read_as_it_was_written() -> None:

@@ -23,7 +23,7 @@ from headrace.client.admin.transactions import describe_transactions, list_trans
 from headrace.client.errors import TransactionFailed, TransactionInDoubt
 from headrace.client.producer.transaction_requests import PreparedTransaction
 from headrace.spark import decision_log, faults, sink_commits
-from headrace.spark.decisions import Batch, Decision, Ended, Known, attempts_pattern
+from headrace.spark.decisions import NO_RUN, Batch, Decision, Ended, Known, Verdict, attempts_pattern, judge
 from headrace.spark.sink_commits import AnotherDriver, CommitLost
 from proving import proves
 
@@ -60,8 +60,8 @@ class Scene:
     def commit(self, batch: Batch, prepared: list[PreparedTransaction], *, last: bool = False) -> None:
         sink_commits.commit(self.broker.bootstrap, batch, prepared, last=last, timeout_ms=TIMEOUT_MS)
 
-    def abort(self, batch: Batch, prepared: list[PreparedTransaction]) -> None:
-        sink_commits.abort(self.broker.bootstrap, batch, prepared, timeout_ms=TIMEOUT_MS)
+    def abort(self, batch: Batch, prepared: list[PreparedTransaction], *, last: bool = False) -> None:
+        sink_commits.abort(self.broker.bootstrap, batch, prepared, last=last, timeout_ms=TIMEOUT_MS)
 
     def forget(self) -> None:
         """The process of the driver is gone, with all that it knew."""
@@ -255,8 +255,32 @@ def test_what_another_driver_has_aborted_is_never_decided(scene: Scene) -> None:
     with pytest.raises(TransactionFailed, match="aborted before it was committed"):
         scene.commit(batch, prepared)
     scene.abort(batch, prepared)
-    scene.commit(batch, scene.tasks(batch, " again"))
+    third = scene.batch(1, "third")
+    scene.commit(third, scene.tasks(third, " again"))
     scene.assert_done("0-0", "0-1", "1-0 again", "1-1 again")
+
+
+@proves("S3")
+@pytest.mark.parametrize("told", [True, False], ids=["its run is known", "its run is not known"])
+def test_a_run_that_was_given_up_writes_nothing_more(scene: Scene, told: bool) -> None:
+    """Tasks that are being killed may still begin; what they find decided says that their run is over."""
+    batch = scene.batch(0)
+    scene.attempt(batch, 0, ["of a task that was killed"])
+    scene.abort(batch if told else scene.batch(0, NO_RUN), [])
+    assert judge(scene.known(), batch) is Verdict.SUPERSEDED
+    again = scene.batch(0, "second")
+    assert judge(scene.known(), again) is Verdict.OPEN
+    scene.commit(again, scene.tasks(again))
+    assert judge(scene.known(), batch) is Verdict.SUPERSEDED
+    scene.assert_done("0-0", "0-1")
+
+
+@proves("S3")
+def test_a_write_without_a_name_that_was_given_up_is_over(scene: Scene) -> None:
+    batch = scene.batch(0)
+    scene.abort(batch, scene.tasks(batch), last=True)
+    assert judge(scene.known(), batch) is Verdict.PASSED
+    scene.assert_done()
 
 
 @proves("S3")
@@ -274,7 +298,7 @@ def test_a_write_that_has_no_name_is_forgotten_when_all_is_done(scene: Scene) ->
     prepared = scene.tasks(batch)
     scene.commit(batch, prepared, last=True)
     assert scene.known() is Ended.ENDED
-    scene.abort(batch, prepared)
+    scene.abort(batch, prepared, last=True)
     scene.assert_done("0-0", "0-1")
 
 

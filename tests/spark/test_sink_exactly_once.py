@@ -207,6 +207,32 @@ def test_a_driver_killed_after_its_decision_is_made_up_for(scene: Copy, spark: S
     assert len(known.before) == 1
 
 
+@proves("S3")
+def test_a_query_that_is_stopped_in_mid_batch_holds_up_nobody(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """Its tasks are killed when they have written, and none of them has told anything."""
+    scene = Copy(broker, tmp_path)
+    scene.send(20_000)
+    (tmp_path / "failed").touch()
+    before = spark.conf.get(ROWS_AT_ONCE)
+    spark.conf.set(ROWS_AT_ONCE, "200")
+    try:
+        copy = sink_driver.copy(
+            spark, broker.bootstrap, scene.source, scene.target, scene.checkpoint, 20_000, stuck=True
+        )
+        query = copy.start()
+        wait_for("tasks to write", lambda: len(values(broker, scene.target, "uncommitted")) > 0, DEADLINE_S)
+        query.stop()
+    finally:
+        spark.conf.set(ROWS_AT_ONCE, str(before))
+    assert open_transactions(broker) == []
+    assert values(broker, scene.target) == []
+    again = sink_driver.copy(spark, broker.bootstrap, scene.source, scene.target, scene.checkpoint, 20_000)
+    assert again.trigger(availableNow=True).start().awaitTermination(int(DEADLINE_S))
+    scene.check_all()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 @proves("S3")

@@ -19,7 +19,7 @@ import json
 import re
 import string
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ from headrace.errors import CorruptBatch
 
 PREFIX: Final = "spark"
 EVERY_ATTEMPT: Final = rf"^{PREFIX}\..*"
+NO_RUN: Final = ""
+NO_BATCH: Final = -1
 BEFORE_MAX: Final = 20
 """Runs that are remembered as superseded. A driver is not alone for longer than that many others take over."""
 _VERSION: Final = 1
@@ -72,10 +74,19 @@ def attempts_pattern(query: str) -> str:
 
 def query_of(transactional_id: str) -> str | None:
     """The query that an attempt is of; None if it is none."""
+    return _part_of(transactional_id, 1)
+
+
+def run_of(transactional_id: str) -> str | None:
+    """The run that an attempt is of; None if it is none."""
+    return _part_of(transactional_id, 3)
+
+
+def _part_of(transactional_id: str, place: int) -> str | None:
     parts = transactional_id.split(".")
     if len(parts) != _PARTS or parts[0] != PREFIX:
         return None
-    first, *quoted = parts[1].split("_")
+    first, *quoted = parts[place].split("_")
     try:
         known = [bytes([int(part[:2], 16)]) + part[2:].encode() for part in quoted]
         return b"".join([first.encode(), *known]).decode()
@@ -90,7 +101,7 @@ class Decision:
     batch: Batch
     prepared: tuple[PreparedTransaction, ...]
     before: tuple[str, ...] = ()
-    """Runs that others have taken over from, the last first."""
+    """Runs that others have taken over from, or that were given up, the last first."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -136,7 +147,7 @@ class Verdict(Enum):
     OPEN = "nothing is decided: its driver may decide"
     DECIDED = "what was decided is committed, whatever else was written is aborted"
     PASSED = "it is committed long since: whatever was written for it is aborted"
-    SUPERSEDED = "another driver has taken the query over: this one may end its own attempts, and nothing else"
+    SUPERSEDED = "the run is over, or another driver has taken the query over: it may end its own attempts, no more"
 
 
 def judge(known: Known, batch: Batch) -> Verdict:
@@ -158,5 +169,13 @@ def decide(known: Known, batch: Batch, prepared: Iterable[PreparedTransaction]) 
     if isinstance(known, Decision):
         runs = dict.fromkeys((known.batch.run, *known.before))
         runs.pop(batch.run, None)
+        runs.pop(NO_RUN, None)
         before = tuple(runs)[:BEFORE_MAX]
     return Decision(batch, tuple(prepared), before)
+
+
+def retire(known: Decision | None, query: str, runs: Iterable[str]) -> Decision:
+    """What was decided stays so, and nothing more is written for these runs: they were given up."""
+    if known is None:
+        known = Decision(Batch(query, NO_RUN, NO_BATCH), ())
+    return replace(known, before=tuple(dict.fromkeys((*runs, *known.before)))[:BEFORE_MAX])

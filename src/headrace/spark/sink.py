@@ -17,6 +17,7 @@ a task that Spark runs again, or a micro-batch repeated after a restart, writes 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import uuid
 from collections import deque
@@ -27,6 +28,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -41,7 +43,7 @@ from headrace.errors import ErrorCode, HeadraceError, OperatorError, SettingErro
 from headrace.records.codecs import Codec
 from headrace.spark import decision_log, options, sink_commits
 from headrace.spark.connections import cluster_at
-from headrace.spark.decisions import Batch, Verdict, judge
+from headrace.spark.decisions import NO_RUN, Batch, Verdict, judge
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class SinkOptions:
     delivery: str | None = None
     """None: exactly once if the broker can."""
     write_id: str = ""
+    checkpoint: str = ""
 
 
 def parse(given: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
@@ -102,7 +105,8 @@ def parse(given: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     if write_id:
         delivery = EXACTLY_ONCE
     topic = given.get("topic", "")
-    return SinkOptions(options.bootstrap(given), topic, codecs[name], timeout_ms, delivery, write_id)
+    checkpoint = given.get("checkpointlocation", "")
+    return SinkOptions(options.bootstrap(given), topic, codecs[name], timeout_ms, delivery, write_id, checkpoint)
 
 
 def check_schema(rows: StructType, chosen: SinkOptions) -> None:
@@ -148,7 +152,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if self._batch is not None:
-            _abort(self._options, self._batch, messages)
+            _abort(self._options, self._batch, messages, last=not self._options.write_id)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -169,10 +173,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _commit(self._options, batch, _prepared(messages), last=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Without a message nothing is known of the query; what it left is ended when it goes on."""
+        """A query that is stopped in the middle of a batch has no messages: then its checkpoint tells which it is."""
         batch = _batch_of(messages)
+        if batch is None and self._options.delivery != AT_LEAST_ONCE and None in messages:
+            query = _query_at(self._options.checkpoint)
+            batch = None if query is None else Batch(query, NO_RUN, batchId)
         if batch is not None:
-            _abort(self._options, batch, messages)
+            _abort(self._options, batch, messages, last=False)
 
 
 def _stream_batch() -> Batch:
@@ -199,8 +206,22 @@ def _commit(chosen: SinkOptions, batch: Batch, prepared: list[PreparedTransactio
     sink_commits.commit(chosen.bootstrap, batch, prepared, last=last, timeout_ms=chosen.timeout_ms)
 
 
-def _abort(chosen: SinkOptions, batch: Batch, messages: Iterable[WriterCommitMessage | None]) -> None:
-    sink_commits.abort(chosen.bootstrap, batch, _prepared(messages), timeout_ms=chosen.timeout_ms)
+def _abort(chosen: SinkOptions, batch: Batch, messages: Iterable[WriterCommitMessage | None], *, last: bool) -> None:
+    sink_commits.abort(chosen.bootstrap, batch, _prepared(messages), last=last, timeout_ms=chosen.timeout_ms)
+
+
+def _query_at(checkpoint: str) -> str | None:
+    """The id that Spark keeps in a checkpoint; None where this process cannot read it."""
+    try:
+        if "://" in checkpoint:
+            files, path = pa_fs.FileSystem.from_uri(checkpoint)
+        else:
+            files, path = pa_fs.LocalFileSystem(), checkpoint.removeprefix("file:")
+        with files.open_input_stream(f"{path.rstrip('/')}/metadata") as file:
+            return str(json.loads(file.read())["id"])
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("what the tasks of this batch have left is ended when the query goes on: %s", error)
+        return None
 
 
 def prepare_batch(chosen: SinkOptions, batch: Batch) -> bool:

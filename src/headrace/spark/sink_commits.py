@@ -3,7 +3,7 @@
     take over     read the decision; take the query's transactional id, so that no other driver can decide any more;
                   read again, as the other may have decided before that; commit what is decided
     commit        if the batch is open: see that its transactions are, decide, commit them all; sweep
-    abort         what is decided stays so; sweep
+    abort         what is decided stays so; its run is over, so that no late attempt of it writes; sweep
 
 A sweep aborts what attempts have left that Spark tells nobody of: of tasks that were run again, of speculative ones
 that lost, of drivers that died. They are found by the prefix of their names. A task that has asked for its transaction,
@@ -38,14 +38,18 @@ from headrace.spark import decision_log, faults
 from headrace.spark.connections import cluster_at
 from headrace.spark.decisions import (
     EVERY_ATTEMPT,
+    NO_RUN,
     Batch,
     Decision,
+    Ended,
     Known,
     Verdict,
     attempts_pattern,
     decide,
     judge,
     query_of,
+    retire,
+    run_of,
 )
 
 log = logging.getLogger(__name__)
@@ -90,8 +94,8 @@ class SinkDriver:
         if judge(known, batch) is Verdict.SUPERSEDED:
             assert isinstance(known, Decision)
             raise AnotherDriver(
-                f"another driver runs this query now: its run {known.batch.run} has committed batch "
-                f"{known.batch.number} since; stop this one"
+                f"this run of the query is over, or another driver runs it now: run {known.batch.run} has committed "
+                f"batch {known.batch.number}; stop this one"
             )
         return known
 
@@ -117,6 +121,20 @@ class SinkDriver:
         """No batch follows: nothing has to be remembered of the query."""
         self._writer.drop()
 
+    def give_up(self, cluster: Cluster, batch: Batch, *, last: bool) -> None:
+        """Let no late attempt of the run write, nor, where it is not known which that is, of those there are."""
+        if last:
+            if not isinstance(self.known, Ended):
+                self.drop()
+                self.known = Ended.ENDED
+            return
+        names = self._attempts(cluster, batch.query, whole=True)
+        runs = {run_of(name) for name in names} - {None} if batch.run == NO_RUN else {batch.run}
+        assert not isinstance(self.known, Ended), "only a write without a name is forgotten"
+        if runs:
+            self.known = retire(self.known, batch.query, sorted(run for run in runs if run is not None))
+            self._writer.write(self.known)
+
     def roll_forward(self, cluster: Cluster) -> None:
         """Commit what is decided. Ids that are forgotten have been committed long since: an open transaction is never
         forgotten, and no driver aborts one that is decided."""
@@ -139,13 +157,17 @@ class SinkDriver:
         little of the time."""
         began = time.monotonic()
         whole = whole or began >= self._next_whole_sweep
-        decided = self.known.names if isinstance(self.known, Decision) else frozenset()
-        states = (ONGOING, "Empty") if whole else (ONGOING,)
-        listed = list_transactions(cluster, states=states, pattern=attempts_pattern(query))
-        abort_attempts(cluster, [each.transactional_id for each in listed if each.transactional_id not in decided])
+        abort_attempts(cluster, self._attempts(cluster, query, whole=whole))
         if whole:
             ended = time.monotonic()
             self._next_whole_sweep = ended + (ended - began) / SWEEP_SHARE
+
+    def _attempts(self, cluster: Cluster, query: str, *, whole: bool) -> list[str]:
+        """Those that are not decided, and not ended."""
+        decided = self.known.names if isinstance(self.known, Decision) else frozenset()
+        states = (ONGOING, "Empty") if whole else (ONGOING,)
+        listed = list_transactions(cluster, states=states, pattern=attempts_pattern(query))
+        return [each.transactional_id for each in listed if each.transactional_id not in decided]
 
 
 def _check_open(cluster: Cluster, prepared: Sequence[PreparedTransaction]) -> None:
@@ -234,9 +256,11 @@ def _commit(
         _forget(bootstrap, batch)
 
 
-def abort(bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], *, timeout_ms: int) -> None:
-    """End what attempts at a batch have left. What is decided is committed, whoever gave up: a commit that failed is
-    followed by this."""
+def abort(
+    bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], *, last: bool, timeout_ms: int
+) -> None:
+    """End what attempts at a batch have left, and the run with it. What is decided is committed, whoever gave up: a
+    commit that failed is followed by this. A run of NO_RUN is any that there is."""
     _forget(bootstrap, batch)
     try:
         with cluster_at(bootstrap, timeout_ms, patient=True) as cluster:
@@ -246,6 +270,7 @@ def abort(bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction],
                 log.warning("batch %d of %s: %s", batch.number, batch.query, error)
                 _abort_own(cluster, batch, prepared, timeout_ms)
                 return
+            driver.give_up(cluster, batch, last=last)
             driver.sweep(cluster, batch.query, whole=True)
     finally:
         _forget(bootstrap, batch)
