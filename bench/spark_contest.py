@@ -1,6 +1,7 @@
 """The driver that bench/spark_rows.py starts for one size and one master: contestants take turns in one session.
 
-Every contestant hands all rows, with all columns, to Spark's noop sink, or to a table where it says so. Each first
+Every contestant hands all rows, with all columns, to Spark's noop sink, or to a table where it says so; those that
+write to a topic take key and value of the Parquet files to a topic of their own. Each first
 reads the tenth that warms the session up, then a few rows some times for its fixed costs, then takes its rounds.
 """
 
@@ -21,6 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
 from headrace.pipelines import archive
 from headrace.pipelines.table_sink import TableSink
 from headrace.records.arrow import BATCH_ROWS
@@ -29,6 +32,7 @@ from headrace.spark import session
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 PIECE_ROWS = 100_000
 FEW_ROUNDS = 3
+WRITTEN_PARTITIONS = 4
 
 
 class Prebuilt(DataSource):
@@ -157,6 +161,14 @@ def contestants(spark: SparkSession, setup: dict[str, Any]) -> dict[str, Contest
         group = f"bench-{time.time_ns()}"
         archive.run(spark, archive.ArchiveOptions(to=table, bootstrap=headrace, topics=(rows["topic"],), group=group))
 
+    def to_topic(rows: dict[str, Any], form: str, broker: str, **given: str) -> None:
+        topic, bootstrap = f"written-{time.time_ns()}", bootstraps[broker]
+        with Cluster(bootstrap) as cluster:
+            operations.create_topic(cluster, topic, partitions=WRITTEN_PARTITIONS)
+            wanted = {"kafka.bootstrap.servers": bootstrap, "topic": topic, **given}
+            scan(rows).select("key", "value").write.format(form).options(**wanted).mode("append").save()
+            operations.delete_topic(cluster, topic)
+
     found = {
         "parquet scan": Contestant(lambda rows: to_noop(scan(rows)), quick=True),
         "headrace source": Contestant(lambda rows: to_noop(source(rows)), "headrace", quick=True),
@@ -164,6 +176,12 @@ def contestants(spark: SparkSession, setup: dict[str, Any]) -> dict[str, Contest
         "parquet scan -> Delta": Contestant(lambda rows: to_delta(scan(rows))),
         "headrace source -> Delta": Contestant(lambda rows: to_delta(source(rows)), "headrace"),
         "headrace archive -> Delta": Contestant(to_archive, "headrace"),
+        "parquet scan -> topic": Contestant(
+            lambda rows: to_topic(rows, "headrace", "headrace", delivery="exactly-once"), "headrace", quick=True
+        ),
+        "parquet scan -> topic, at least once": Contestant(
+            lambda rows: to_topic(rows, "headrace", "headrace", delivery="at-least-once"), "headrace", quick=True
+        ),
         "confluent loop": Contestant(lambda rows: confluent_loop(spark, headrace, rows), "headrace", "warm"),
     }
     if setup["jars"]:
@@ -171,6 +189,11 @@ def contestants(spark: SparkSession, setup: dict[str, Any]) -> dict[str, Contest
             found[f"Spark's Kafka connector on {broker}"] = Contestant(
                 lambda rows, broker=broker: to_noop(connector(rows, broker)),  # type: ignore[misc]
                 broker,
+            )
+            found[f"parquet scan -> topic, Spark's Kafka connector on {broker}"] = Contestant(
+                lambda rows, broker=broker: to_topic(rows, "kafka", broker),  # type: ignore[misc]
+                broker,
+                quick=True,
             )
     return {name: entry for name, entry in found.items() if not setup["only"] or name in setup["only"]}
 

@@ -215,7 +215,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="of the quick contestants; the slow ones have one")
     parser.add_argument("--within-s", type=float, default=900.0, help="no further round is begun once it would be over")
     parser.add_argument("--share", type=float, default=1.0, help="share of the rows, for a quick look")
-    parser.add_argument("--only", help="contestants by name, comma separated")
+    parser.add_argument("--only", help="contestants by name, semicolons between")
     parser.add_argument("--conf", action="append", default=[], help="a setting of Spark, name=value; repeat")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
@@ -256,7 +256,7 @@ def main() -> None:
                 "rounds": asked.rounds,
                 # Small rows are five times as many.
                 "within_s": left_s * (5 if size < 1000 else 2) / sum(5 if s < 1000 else 2 for s, _ in turns[nth:]),
-                "only": asked.only.split(",") if asked.only else [],
+                "only": asked.only.split(";") if asked.only else [],
                 "conf": dict(pair.split("=", 1) for pair in asked.conf),
                 "jars": jars,
                 "bootstraps": bootstraps,
