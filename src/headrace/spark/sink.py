@@ -175,11 +175,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """A query that is stopped in the middle of a batch has no messages: then its checkpoint tells which it is."""
         batch = _batch_of(messages)
-        if batch is None and self._options.delivery != AT_LEAST_ONCE and None in messages:
-            query = _query_at(self._options.checkpoint)
-            batch = None if query is None else Batch(query, NO_RUN, batchId)
         if batch is not None:
             _abort(self._options, batch, messages, last=False)
+        elif self._options.delivery != AT_LEAST_ONCE and None in messages:
+            try:
+                query = _query_at(self._options.checkpoint)
+                _abort(self._options, Batch(query, NO_RUN, batchId), messages, last=False)
+            except (HeadraceError, OSError, ValueError, KeyError) as error:
+                log.warning("what the tasks of this batch have left is ended when the query goes on: %s", error)
 
 
 def _stream_batch() -> Batch:
@@ -210,18 +213,14 @@ def _abort(chosen: SinkOptions, batch: Batch, messages: Iterable[WriterCommitMes
     sink_commits.abort(chosen.bootstrap, batch, _prepared(messages), last=last, timeout_ms=chosen.timeout_ms)
 
 
-def _query_at(checkpoint: str) -> str | None:
-    """The id that Spark keeps in a checkpoint; None where this process cannot read it."""
-    try:
-        if "://" in checkpoint:
-            files, path = pa_fs.FileSystem.from_uri(checkpoint)
-        else:
-            files, path = pa_fs.LocalFileSystem(), checkpoint.removeprefix("file:")
-        with files.open_input_stream(f"{path.rstrip('/')}/metadata") as file:
-            return str(json.loads(file.read())["id"])
-    except (OSError, ValueError, KeyError) as error:
-        log.warning("what the tasks of this batch have left is ended when the query goes on: %s", error)
-        return None
+def _query_at(checkpoint: str) -> str:
+    """The id that Spark keeps in a checkpoint, if this process can read it."""
+    if "://" in checkpoint:
+        files, path = pa_fs.FileSystem.from_uri(checkpoint)
+    else:
+        files, path = pa_fs.LocalFileSystem(), checkpoint.removeprefix("file:")
+    with files.open_input_stream(f"{path.rstrip('/')}/metadata") as file:
+        return str(json.loads(file.read())["id"])
 
 
 def prepare_batch(chosen: SinkOptions, batch: Batch) -> bool:
