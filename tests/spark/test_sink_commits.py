@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ import pytest
 import headrace.arrow
 from arrow.topics import make_topic
 from brokers import Broker
+from clusters import BrokerCluster
 from headrace.cli.main import main
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.transactions import describe_transactions, list_transactions
@@ -38,7 +40,7 @@ class Died(Exception):
 class Scene:
     """A query that writes numbers into a topic."""
 
-    broker: Broker
+    broker: Broker | BrokerCluster
     topic: str
     query: str = field(default_factory=lambda: str(uuid.uuid4()))
     _attempts: Iterator[int] = field(default_factory=lambda: iter(range(1000)))
@@ -352,6 +354,35 @@ def test_the_broker_dies_between_decision_and_ends(
     scene.commit(scene.batch(1), scene.tasks(scene.batch(1)))
     scene.assert_done("0-0", "0-1", "1-0", "1-1")
     scene.forget()
+
+
+@proves("S3")
+def test_the_coordinator_of_a_transaction_dies_between_decision_and_ends_and_another_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not started again: what is decided is committed by those that are left."""
+    settings = {"broker.lease.ms": 3000, "offsets.topic.partitions": 2, "transaction.state.log.num.partitions": 2}
+    with BrokerCluster(tmp_path, etcd=1, settings=settings) as cluster:
+        cluster.create_topic("rows", 3, 3)
+        scene = Scene(cluster, "rows")
+        batch = scene.batch(0)
+        prepared = scene.tasks(batch)
+
+        def reached(name: str, _: int) -> None:
+            if name == "sink-decided":
+                with Cluster(cluster.bootstrap) as client:
+                    listed = list_transactions(client, states=["Ongoing"], pattern=attempts_pattern(scene.query))
+                cluster.brokers[listed[0].broker_id - 1].kill()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(faults, "reached", reached)
+            scene.commit(batch, prepared)
+        scene.assert_done("0-0", "0-1")
+        scene.forget()
+        after = scene.batch(1, "second")
+        scene.commit(after, scene.tasks(after))
+        scene.assert_done("0-0", "0-1", "1-0", "1-1")
+        scene.forget()
 
 
 @proves("S3", "T5")
