@@ -16,8 +16,8 @@ NEEDED = {
     "tests/client/test_group_failover.py": "etcd ip",
     "tests/cli/test_cli_placement.py": "etcd",
     "tests/client/test_connection_writes.py": "strace",
-    "tests/spark": "spark java",
-    "tests/clients/test_matrix.py tests/spark": "spark java kcat node",
+    "tests/spark": "spark java etcd ip",
+    "tests/clients/test_matrix.py tests/spark": "spark java etcd ip kcat node",
     "-k without_a_file": EVERYTHING,
     "": EVERYTHING,
 }
