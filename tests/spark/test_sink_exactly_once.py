@@ -226,7 +226,7 @@ def test_a_query_that_is_stopped_in_mid_batch_holds_up_nobody(
         query.stop()
     finally:
         spark.conf.set(ROWS_AT_ONCE, str(before))
-    assert open_transactions(broker) == []
+    wait_for("what its tasks have left to be ended", lambda: not open_transactions(broker), DEADLINE_S)
     assert values(broker, scene.target) == []
     again = sink_driver.copy(spark, broker.bootstrap, scene.source, scene.target, scene.checkpoint, 20_000)
     assert again.trigger(availableNow=True).start().awaitTermination(int(DEADLINE_S))
