@@ -218,7 +218,7 @@ def test_a_plan_is_shown_instead_of_rows(
     create(broker.bootstrap, topic)
     fill(broker.bootstrap, topic, [{"n": 987654321987}])  # no number of an expression in a plan
     monkeypatch.setattr("headrace.cli.sql.spark_session", lambda *_: contextlib.nullcontext(spark))
-    monkeypatch.setattr("headrace.cli.sql.silence", lambda _: None)
+    monkeypatch.setattr("headrace.cli.sql.silence", lambda: None)
     told = ["sql", "--explain", f"select sum(n) from {topic}", "--bootstrap", broker.bootstrap]
     assert main(told) == 0
     out = capsys.readouterr().out
