@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -58,6 +59,9 @@ SWEEP_SHARE: Final = 0.05
 """Of a stream's time, that looking through all ids of its attempts may take: they are kept for an hour."""
 TRUSTED_S: Final = 3600.0
 """How long a driver relies on its transactional id: brokers forget one that nobody uses for days."""
+KILLED_WITHIN_S: Final = 3.0
+"""Spark ends the Python process of a task that was killed after spark.python.task.killTimeout, 2 s."""
+LOOK_AGAIN_S: Final = 0.25
 ONGOING: Final = "Ongoing"
 _COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
 
@@ -134,6 +138,17 @@ class SinkDriver:
         if runs:
             self.known = retire(self.known, batch.query, sorted(run for run in runs if run is not None))
             self._writer.write(self.known)
+
+    def outlast(self, cluster: Cluster, batch: Batch) -> None:
+        """End what tasks begin that are killed, and not dead yet: of which run they are nobody told, so a first attempt
+        that comes now is not refused by itself."""
+        last_seen = began = time.monotonic()
+        while (now := time.monotonic()) - last_seen < KILLED_WITHIN_S and now - began < 3 * KILLED_WITHIN_S:
+            threading.Event().wait(LOOK_AGAIN_S)
+            if self._attempts(cluster, batch.query, whole=True):
+                last_seen = time.monotonic()
+                self.give_up(cluster, batch, last=False)
+                self.sweep(cluster, batch.query, whole=True)
 
     def roll_forward(self, cluster: Cluster) -> None:
         """Commit what is decided. Ids that are forgotten have been committed long since: an open transaction is never
@@ -272,6 +287,8 @@ def abort(
                 return
             driver.give_up(cluster, batch, last=last)
             driver.sweep(cluster, batch.query, whole=True)
+            if batch.run == NO_RUN:
+                driver.outlast(cluster, batch)
     finally:
         _forget(bootstrap, batch)
 
