@@ -42,6 +42,7 @@ class Batch:
     value: bytes | None = None
     committed: bool = False
     number: int = -1
+    epoch: int = -1
 
     @property
     def is_marker(self) -> bool:
@@ -194,7 +195,8 @@ class World:
         partition, model = self.led[where], self.models[where]
         offset, _, _ = partition.append(view, -1)
         assert offset == len(model.log)
-        model.log.append(Batch(offset, producer_id, b"%d" % self.count))
+        epoch = -1 if producer_id == PLAIN else self.epochs[producer_id]
+        model.log.append(Batch(offset, producer_id, b"%d" % self.count, epoch=epoch))
         self.end_turn(partition)
 
     def end_turn(self, partition: Partition) -> None:
@@ -234,6 +236,11 @@ class World:
             assert partition.log.end_offset == end
             assert position <= end
         else:
+            opened = model.open_of(producer_id)
+            if committed and version == 2 and opened is not None and opened.epoch < self.epochs[producer_id] - 1:
+                # The records that it commits are lost, and so is the marker of those that are there: these are aborted.
+                model.log.append(Batch(end, producer_id, None, False, -1))
+                end += 1
             assert offset == end
             model.log.append(Batch(offset, producer_id, None, committed, number))
 
