@@ -47,6 +47,8 @@ class Part:
     size_bytes: int
     topic: str
     spans: Spans
+    put_aside: bool = False
+    """Its records could not be decoded when they were archived."""
 
 
 class History:
@@ -144,7 +146,8 @@ class History:
             touched = {n: span for n, span in cut.items() if _touches(bounds, n, span)}
             if touched:
                 order = (bounds.partition or (0, 0))[0], (bounds.offset or (0, 0))[0]
-                found.append((order, Part(str(root_of(table) / file.path), file.size_bytes, topic, touched)))
+                path, aside = str(root_of(table) / file.path), table is not self._tables[0]
+                found.append((order, Part(path, file.size_bytes, topic, touched, aside)))
         return [part for _, part in sorted(found, key=lambda each: each[0])]
 
 

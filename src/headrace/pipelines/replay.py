@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.arrow.history import DEAD_LETTERS, History, read_part
+from headrace.arrow.history import History, read_part
 from headrace.arrow.transaction import Transaction
 from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.groups import fetch_commits
@@ -204,8 +204,7 @@ class _Replay:
         place, span = (options.topic, window.partition), (window.first, window.end)
         parts = self._history.parts(options.topic, {window.partition: span}, from_ms=options.from_ms)
         if options.dead_letters or options.where is not None:
-            aside = str(self._history.folder / DEAD_LETTERS)
-            parts = [part for part in parts if part.path.startswith(aside) is options.dead_letters]
+            parts = [part for part in parts if part.put_aside is options.dead_letters]
         found = [batch for part in parts for batch in read_part(part, COLUMNS)]
         if not found:
             return pa.table({name: [] for name in COLUMNS})
