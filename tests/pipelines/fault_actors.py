@@ -13,8 +13,7 @@ from brokers import DIES_WITH_PARENT, Broker
 from cli.conftest import COMMAND, environment
 from headrace.spark.faults import VARIABLE
 from spark.driver_process import DEADLINE_S, DriverProcess
-from spark.standalone import LOOPBACK
-from spark.standalone_driver import SETTINGS
+from spark.standalone import LOOPBACK, SETTINGS
 
 TOPIC = "orders"
 SCHEMA = "country string, quantity int"

@@ -1,4 +1,5 @@
-"""A Spark standalone master and two workers, one core each, on loopback. They die with the test process."""
+"""A Spark standalone master and two workers on loopback, with room for two small executors each. They die with the test
+process."""
 
 from __future__ import annotations
 
@@ -12,10 +13,27 @@ import pyspark
 
 from brokers import DIES_WITH_PARENT, wait_for
 from spark import process_tree
-from spark.standalone_driver import SHORT_LIVED
 
 SPARK = Path(pyspark.__file__).parent
 START_DEADLINE_S = 120.0
+# Processes that live for seconds are not worth the optimising compiler.
+SHORT_LIVED = os.environ.get("SPARK_SUBMIT_OPTS") or "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""`make test` has options of its own, with which JVMs start sooner (tools/spark_classes.py)."""
+SETTINGS = {
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
+    "spark.executor.extraJavaOptions": SHORT_LIVED,
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.cores.max": "2",
+    "spark.sql.shuffle.partitions": "2",
+    # All executors have to be there before the first task is given to one.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+}
+"""Of a driver with an executor on each worker."""
 LOOPBACK = {
     **os.environ,
     "SPARK_LOCAL_IP": "127.0.0.1",
@@ -58,7 +76,7 @@ class Standalone:
         try:
             self.address = self._daemons[0].wait_for_line(r"(spark://127\.0\.0\.1:[1-9]\d*)")
             for name in ("one", "two"):
-                arguments = ["--cores", "1", "--memory", "700M", "--work-dir", str(folder / name), self.address]
+                arguments = ["--cores", "2", "--memory", "1200M", "--work-dir", str(folder / name), self.address]
                 self._daemons.append(Daemon(folder, name, "worker.Worker", arguments))
             for worker in self._daemons[1:]:
                 worker.wait_for_line(r"(Successfully registered with master)")

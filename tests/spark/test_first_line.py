@@ -20,7 +20,7 @@ from headrace.spark import interpreter
 from headrace.spark.screen import CLEAR_LINE, waiting
 from proving import proves
 from spark.confluent_rows import create_topic
-from spark.standalone_driver import SHORT_LIVED
+from spark.standalone import SHORT_LIVED
 
 RECORDS = 10
 SESSION = """

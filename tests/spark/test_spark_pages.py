@@ -11,7 +11,7 @@ import pytest
 
 from pages import ROOT, pages_with
 from proving import proves
-from spark.standalone_driver import SHORT_LIVED
+from spark.standalone import SHORT_LIVED
 
 DEADLINE_S = 550
 
