@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.admin import AdminClient
 from deltalake import DeltaTable
 
 from brokers import Broker, free_port, wait_for
 from clients.topics import create_topic
+from headrace.arrow.archive import row_group_bounds
 from headrace.client.admin import groups
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.operations import delete_records
@@ -130,7 +132,7 @@ def test_values_that_do_not_decode_become_dead_letters(
         archive.run(spark, options(broker, tmp_path / "a", topic, **{**decode, "schema": "user bigint"}))
 
 
-@proves("S4")
+@proves("S4", "S7")
 def test_plain_parquet_is_the_other_choice(spark: SparkSession, broker: Broker, topic: str, tmp_path: Path) -> None:
     chosen = options(broker, tmp_path / "a", topic, format="parquet", max_offsets_per_trigger=300)
     produce(broker.bootstrap, topic, values(500), partitions=3)
@@ -138,6 +140,9 @@ def test_plain_parquet_is_the_other_choice(spark: SparkSession, broker: Broker, 
     produce(broker.bootstrap, topic, values(40), partitions=3)
     assert archive.run(spark, chosen).facts["records"] == 40
     assert archive_rows(parquet_table(tmp_path / "a")) == topic_rows(broker.bootstrap, topic)
+    for path in (tmp_path / "a" / "records").glob("topic=*/*/*.parquet"):
+        with pq.ParquetFile(path) as opened:
+            assert all(None not in bounds for _, bounds in row_group_bounds(opened))
     with pytest.raises(OperatorError, match="holds a Parquet archive"):
         archive.run(spark, options(broker, tmp_path / "a", topic))
     shutil.rmtree(tmp_path / "a" / "checkpoints")

@@ -29,6 +29,7 @@ from headrace.pipelines.archive_format import FORMAT, ArchiveSink
 from headrace.pipelines.archive_state import CHECKPOINT, Origin, Query
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
 from headrace.pipelines.query_watch import Batches
+from headrace.pipelines.small_files import MergeOptions, SmallFiles
 from headrace.pipelines.summary import Progress, Summary, Table, rate
 from headrace.records.isolation import Isolation
 from headrace.spark import plan, session
@@ -69,6 +70,8 @@ class ArchiveOptions:
     trigger_s: float = 1.0
     starting: str = "earliest"
     accept_loss: bool = False
+    merge: MergeOptions | None = None
+    """Merge small files meanwhile."""
 
     @property
     def subject(self) -> Topics:
@@ -85,6 +88,8 @@ def check(options: ArchiveOptions) -> plan.TopicsFound:
         raise OperatorError("either topics or a pattern has to be given")
     if options.decode and options.format != "delta":
         raise OperatorError("--decode needs --format delta: only that has a table for dead letters")
+    if options.merge and options.format != "delta":
+        raise OperatorError("--merge needs --format delta: Spark keeps a log of the Parquet files that it has written")
     with _cluster(options) as cluster:
         found = plan.find(cluster, options.subject)
         with archive_state.locked(options.folder):
@@ -119,12 +124,15 @@ def run(spark: SparkSession, options: ArchiveOptions, progress: Progress | None 
             followed = _Followed(options, progress, Position(has, ids), origin)
             rows = _rows(spark, options, schema, starts)
             interrupted = _run(lambda: _start(rows, options, query), followed, stopping, options.folder)
+        if followed.small_files is not None and not interrupted:
+            followed.small_files.merge_all()
         if options.format == "delta":
             archive_tables.sweep(options.folder, query.name)
         followed.commit_last()
         progress.done()
         added = archive_contents.listed(options.folder, options.format) - before
-        return _summary(options, query, archive_contents.describe(options.folder, added), followed, interrupted)
+        rows_added = archive_contents.describe(options.folder, added, archived)
+        return _summary(options, query, rows_added, followed, interrupted)
 
 
 def _cluster(options: ArchiveOptions) -> Cluster:
@@ -229,6 +237,8 @@ class _Followed:
         self._progress = progress
         self._origin = origin
         self._batches = Batches()
+        self._may_merge = True
+        self.small_files = SmallFiles(options.folder, options.merge) if options.merge else None
         self.records = 0
         self.reached = reached
         self.ends: Offsets = {}
@@ -254,6 +264,8 @@ class _Followed:
             self._commit(patient=False)
         left = f"{self.lag:,} to go" if self.ends else "the first batch is under way"
         self._progress.say(f"archived {self.records:,} records, {rate(self.records, self.elapsed_s)}, {left}")
+        if self.small_files is not None and (fresh or self._may_merge):
+            self._may_merge = self.small_files.merge_some()
 
     def _remember(self) -> None:
         """Topics that have come since the start, by a pattern. Until then the checkpoint has their ids."""
@@ -316,6 +328,8 @@ def _summary(
         "group": options.group,
         "query": query.name,
     }
+    if followed.small_files is not None:
+        facts |= {"files_merged": followed.small_files.merged, "files_vacuumed": followed.small_files.removed}
     columns = ("topic", "partition", "records", "dead_letters", "bytes", "files", "first_offset", "next_offset")
     table = Table("partitions", columns, rows)
     return Summary("archive", facts, (table,), ok=options.follow or not interrupted)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.pipelines import delta
 from headrace.pipelines.archive_state import FILE_SINK_LOG
-from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS
+from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS, Offsets
 
 
 def listed(archive: Path, kind: str) -> set[Path]:
@@ -32,8 +33,11 @@ def _of_file_sink(folder: Path) -> set[Path]:
     return found
 
 
-def describe(archive: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
-    """By topic and partition: records, dead letters, bytes, files, and the offsets they reach over."""
+def describe(archive: Path, files: Iterable[Path], since: Offsets | None = None) -> list[dict[str, Any]]:
+    """By topic and partition: records, dead letters, bytes, files, and the offsets they reach over.
+
+    Of files that were made of older ones too counts what has offsets `since` then, and its share of the bytes.
+    """
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for file in sorted(files):
         meta = pq.read_metadata(file)
@@ -41,6 +45,13 @@ def describe(archive: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
         partition, (first, last) = stats["partition"][0], stats["offset"]
         dead = file.is_relative_to(archive / DEAD_LETTERS)
         topic = stats["topic"][0] if dead else _topic(file)
+        count, size, known = meta.num_rows, file.stat().st_size, (since or {}).get((topic, partition), 0)
+        if first < known and not dead:
+            offsets = pq.read_table(file, columns=["offset"], partitioning=None)["offset"]
+            fresh = offsets.filter(pc.greater_equal(offsets, known))
+            if not len(fresh):
+                continue
+            count, size, first = len(fresh), size * len(fresh) // meta.num_rows, pc.min(fresh).as_py()
         row = rows.setdefault(
             (topic, partition),
             {
@@ -48,8 +59,8 @@ def describe(archive: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
                 "first_offset": first, "next_offset": last + 1,
             },
         )  # fmt: skip
-        row["dead_letters" if dead else "records"] += meta.num_rows
-        row["bytes"] += file.stat().st_size
+        row["dead_letters" if dead else "records"] += count
+        row["bytes"] += size
         row["files"] += 1
         row["first_offset"] = min(row["first_offset"], first)
         row["next_offset"] = max(row["next_offset"], last + 1)

@@ -121,9 +121,9 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         files = list(files)
         if not files:
             return
-        live = delta.paths(delta.open_table(self._archive / name))
+        named = delta.named_paths(delta.open_table(self._archive / name))
         for file in files:
-            if file.path not in live:
+            if file.path not in named:
                 (self._archive / name / file.path).unlink(missing_ok=True)
 
 

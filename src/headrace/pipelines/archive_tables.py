@@ -27,6 +27,8 @@ from headrace.records.arrow import HEADERS_TYPE, TIMESTAMP_TYPE, TYPES
 RECORDS: Final = "records"
 DEAD_LETTERS: Final = "dead_letters"
 PARTITIONED_BY: Final = ("topic", "date")
+MERGED: Final = "merged"
+"""How the names of files begin that an archive has made of smaller ones."""
 RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
 """As rows reach the sink; the date is added when they are put into files."""
 
@@ -158,20 +160,23 @@ def archived_offsets(archive: Path) -> Offsets:
 
 
 def sweep(archive: Path, app_id: str) -> int:
-    """Remove files that lost against others of their batch. How many.
+    """Remove files that lost against others of their batch, and merged ones that no table ever had. How many.
 
     Files of a batch that no table has yet are left alone: the process that wrote them may outlive its driver and still
-    commit them. They are removed here once their batch is committed, by whomever.
+    commit them. They are removed here once their batch is committed, by whomever. Files that a table had, and that were
+    merged since, are left to vacuum: a reader may be at them. To be called by who holds the archive alone, as merging
+    is done by no other process.
     """
     count = 0
     for name in (RECORDS, DEAD_LETTERS):
         if not delta.exists(archive / name):
             continue
         table = delta.open_table(archive / name)
-        version, live = table.transaction_version(app_id), delta.paths(table)
-        for path in (archive / name).rglob(f"{app_id}-*.parquet"):
-            done = version is not None and int(path.name.split("-")[1]) <= version
-            if done and str(path.relative_to(archive / name)) not in live:
+        version, named = table.transaction_version(app_id), delta.named_paths(table)
+        found = {path: path.name.split("-") for path in (archive / name).rglob("*-*.parquet")}
+        for path, (first, second, *_) in found.items():
+            is_done = first == MERGED or (first == app_id and version is not None and int(second) <= version)
+            if is_done and str(path.relative_to(archive / name)) not in named:
                 path.unlink(missing_ok=True)
                 count += 1
     return count

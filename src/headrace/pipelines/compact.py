@@ -71,7 +71,7 @@ def run(spark: SparkSession, options: CompactOptions, progress: Progress) -> Sum
         written = _merge(spark, table, bins)
         faults.reached("compact-written", 0)
         try:
-            _commit(table, bins, written)
+            commit(table, bins, written)
             break
         except table_files.FilesGone:
             if attempt == PLANS - 1:
@@ -124,7 +124,8 @@ def _merge(spark: SparkSession, table: DeltaTable, bins: list[list[File]]) -> li
     return table_files.write(merged, root_of(table), LAYOUT)
 
 
-def _commit(table: DeltaTable, bins: list[list[File]], written: list[table_files.Written]) -> None:
+def commit(table: DeltaTable, bins: list[list[File]], written: list[table_files.Written]) -> None:
+    """Put the files that were written in the place of those in the bins, if they have as many records."""
     read, kept = sum(file.rows for files in bins for file in files), sum(file.rows for file in written)
     if read != kept:
         raise OperatorError(

@@ -14,10 +14,13 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -63,6 +66,8 @@ class Layout:
     """Columns of whole numbers or times that are stored as differences."""
     repeating: Sequence[str] = ()
     """Columns stored with a dictionary."""
+    name: str = "part"
+    """How names of files begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +105,26 @@ def write(rows: DataFrame, table: str | Path, layout: Layout) -> list[Written]:
 
 def _writer(table: str, layout: Layout) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def write_partition(batches: Iterator[Any]) -> Iterator[Any]:
-        report = []
-        current: _File | None = None
+        report: list[Written] = []
+        current: TableFile | None = None
         for batch in batches:
             for values, rows in _runs(pa.Table.from_batches([batch]), (*layout.partition_by, *layout.cut_by)):
                 if current is None or current.values != values:
                     report += [current.close()] if current is not None else []
-                    current = _File(Path(table), values, rows.schema, layout)
+                    current = TableFile(Path(table), values, rows.schema, layout)
                 current.append(rows)
         report += [current.close()] if current is not None else []
-        yield pa.RecordBatch.from_pylist(report, schema=REPORT_SCHEMA)
+        rows_of_report = [
+            {
+                "path": file.path,
+                "size": file.size_bytes,
+                "rows": file.rows,
+                "partition_values": json.dumps(file.partition_values),
+                "stats": file.stats,
+            }
+            for file in report
+        ]
+        yield pa.RecordBatch.from_pylist(rows_of_report, schema=REPORT_SCHEMA)
 
     return write_partition
 
@@ -127,14 +142,14 @@ def _runs(rows: Any, columns: Sequence[str]) -> Iterator[tuple[dict[str, str], A
         start += length
 
 
-class _File:
+class TableFile:
     """A Parquet file that is being written; rows are held until they fill a row group."""
 
     def __init__(self, table: Path, values: dict[str, str], schema: Any, layout: Layout) -> None:
         self.values = values
         self._layout = layout
         folder = Path(*(f"{name}={values[name]}" for name in layout.partition_by))
-        self._name = folder / f"part-{uuid.uuid4().hex}.parquet"
+        self._name = folder / f"{layout.name}-{uuid.uuid4().hex}.parquet"
         self._table = table
         self._path = table / self._name
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,22 +178,25 @@ class _File:
             if self._held_rows >= limit or self._held_bytes >= self._layout.row_group_bytes:
                 self._end_row_group()
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> Written:
+        """It is on disk when this returns."""
         self._end_row_group()
         self._writer.close()
         durable.sync(self._path, self._table)
         metadata = pq.read_metadata(self._path)
-        return {
-            "path": str(self._name),
-            "size": self._path.stat().st_size,
-            "rows": metadata.num_rows,
-            "partition_values": json.dumps({name: self.values[name] for name in self._layout.partition_by}),
-            "stats": json.dumps(_stats(metadata, self._layout.bounded)),
-        }
+        values = {name: self.values[name] for name in self._layout.partition_by}
+        stats = json.dumps(_stats(metadata, self._layout.bounded))
+        return Written(str(self._name), self._path.stat().st_size, metadata.num_rows, values, stats)
+
+    def discard(self) -> None:
+        # It writes what is left, which a full disk does not take either.
+        with suppress(OSError):
+            self._writer.close()
+        self._path.unlink(missing_ok=True)
 
     def _end_row_group(self) -> None:
         if self._held_rows:
-            rows = pa.concat_tables(self._held).drop_columns(list(self._layout.partition_by))
+            rows = pa.concat_tables(self._held).select(self._schema.names)
             self._writer.write_table(rows.cast(self._schema), row_group_size=self._held_rows)
         self._held, self._held_rows, self._held_bytes = [], 0, 0
 
@@ -250,11 +268,21 @@ def replace(
 def vacuum(table: DeltaTable, hours: int) -> int:
     """Remove files that no version of the last so many hours needs, and answer how many.
 
-    Below a day only files that the table's log names go: others may be part of a commit to come.
+    Below a day only files that the table's log names go: others may be part of a commit to come. What this adds to the
+    log is on disk when it returns: a loss of power that takes an entry from the middle of a log ends the table.
     """
     table.update_incremental()
-    full = hours >= UNNAMED_HOURS
-    return len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=full))
+    before, root = table.version(), root_of(table)
+    work = partial(table.vacuum, hours, enforce_retention_duration=False, full=hours >= UNNAMED_HOURS)
+    # It lists what is long gone too, as long as the log names it.
+    old = {path for path in work(dry_run=True) if (root / unquote(path)).exists()}
+    if not old:
+        return 0
+    work(dry_run=False)
+    table.update_incremental()
+    for version in range(before + 1, table.version() + 1):
+        delta.sync_version(root, version)
+    return len(old)
 
 
 def _as_text(values: Mapping[str, Any] | None) -> dict[str, str | None]:

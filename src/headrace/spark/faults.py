@@ -12,6 +12,8 @@
     sink-ended        all of its transactions are committed, Spark's own log does not have the batch
     compact-written   the larger files are written, the table has the small ones still
     compact-committed the table has the larger files, the small ones are not deleted yet
+    merge-written     an archive has merged files, its table has the small ones still
+    merge-committed   its table has the merged ones, the small ones are kept for readers
     index-written     the files of the key index are written, its table does not have them
     index-committed   the table of the key index has them, the files that they replace are not deleted yet
     replay-written    a window of a replay is written, and not committed

@@ -38,6 +38,8 @@ SETTINGS: Final = {
     # Else writes of rows with a headers column cut batches again and again.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Else Parquet files have times in a form that bears no statistics.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.checkpointFileManagerClass": (

@@ -31,6 +31,14 @@ from headrace.cli.pipelines.options import progress, readable_errors, show, spar
 )
 @click.option("--starting", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True)
 @click.option("--accept-loss", is_flag=True, help="Go on over offsets that were deleted before they were archived.")
+@click.option("--merge", is_flag=True, help="Merge small files meanwhile, by their size.")
+@click.option(
+    "--target-mb", type=click.IntRange(1), metavar="N", help="With --merge: size of merged files.  [default: 128]"
+)
+@click.option(
+    "--vacuum", "vacuum_hours", type=click.IntRange(1), metavar="HOURS",
+    help="With --merge: remove files that were merged so long ago; no reader may take longer.  [default: 24]",
+)  # fmt: skip
 @with_bootstrap
 @spark_options
 def archive(
@@ -47,6 +55,9 @@ def archive(
     trigger: float,
     starting: str,
     accept_loss: bool,
+    merge: bool,
+    target_mb: int | None,
+    vacuum_hours: int | None,
     bootstrap: str,
     master: str,
     spark_conf: tuple[str, ...],
@@ -68,11 +79,19 @@ def archive(
         raise click.UsageError("--schema and --drop-value need --decode json")
     if decode and kind != "delta":
         raise click.UsageError("--decode needs --format delta, which has a table for dead letters")
+    if not merge and (target_mb is not None or vacuum_hours is not None):
+        raise click.UsageError("--target-mb and --vacuum need --merge; `headrace pipeline compact` merges once")
+    if merge and kind != "delta":
+        raise click.UsageError(
+            "--merge needs --format delta: Spark keeps a log of the Parquet files that it has written"
+        )
     from headrace.pipelines import archive as pipeline
+    from headrace.pipelines.small_files import MergeOptions
 
+    merging = MergeOptions((target_mb or 128) << 20, vacuum_hours or 24) if merge else None
     options = pipeline.ArchiveOptions(
         to, bootstrap, topics, pattern, kind, follow, decode, schema, drop_value, group, max_offsets_per_trigger,
-        trigger, starting, accept_loss,
+        trigger, starting, accept_loss, merging,
     )  # fmt: skip
     with readable_errors():
         pipeline.check(options)
