@@ -304,18 +304,24 @@ def many_ids(count: int) -> list[list[str]]:
     return rows
 
 
+WHAT = "wide", "open", "ids"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["wide", "open", "ids"], choices=["wide", "open", "ids"])
+    parser.add_argument(
+        "what", nargs="*", default="", choices=[*WHAT, ""], help=f"of {', '.join(WHAT)}: all unless told"
+    )
     parser.add_argument("--open", type=int, default=10_000, help="open transactions")
     parser.add_argument("--ids", type=int, default=1_000_000, help="transactional ids")
     given = parser.parse_args()
+    what = given.what or WHAT
     rows: list[list[str]] = []
-    if "wide" in given.what:
+    if "wide" in what:
         rows += wide()
-    if "open" in given.what:
+    if "open" in what:
         rows += many_open(given.open)
-    if "ids" in given.what:
+    if "ids" in what:
         rows += many_ids(given.ids)
     print("; ".join(f"{key}: {value}" for key, value in machine().items()))
     print(table(["figure", "first", "second"], rows))

@@ -35,6 +35,7 @@ WAITS: Final = frozenset(
             "self._producer.close",
             "self._producer.flush",
             "self._producer._transact",
+            *("self._producer._wait_for", "self._producer._commit_when_written", "before.wait", "before._settle"),
             "self._listening.halt",
             "self._close_consumer",
         ),

@@ -225,7 +225,7 @@ class Copier:
             while not self._stopping.is_set():
                 found = consumer.poll(200, COPIED_MAX)
                 if found:
-                    with producer.transaction() as transaction:
+                    with producer.transaction(wait=False) as transaction:
                         for record in found:
                             transaction.send(self._topics[1], record.value, partition=record.partition)
                         transaction.send_offsets(consumer)

@@ -26,7 +26,7 @@ from headrace.aio.transaction import Transaction
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.exits import EXIT_TIMEOUT_MS
 from headrace.client.connection.tls import Tls
-from headrace.client.errors import NoTransaction, ProducerClosed
+from headrace.client.errors import NoTransaction, ProducerClosed, TransactionInDoubt
 from headrace.client.keywords import takes_options
 from headrace.client.producer.lane import REMEMBERED_BATCHES
 from headrace.client.producer.options import (
@@ -122,6 +122,8 @@ class Producer:
         self._pool, self._driver = connect(bootstrap, client_id, tls)
         self._sender = Sender(self._pool, options, self._driver)
         self._appender = RecordAppender(self._sender, self._driver)
+        self._committing: Transaction | None = None
+        """The transaction whose commit nobody has waited for yet."""
         self._closed = False
         if interval_ms > 0 and type(self).send_async is Producer.send_async:
             # Without a call in between.
@@ -214,11 +216,12 @@ class Producer:
             topic, value, order_key, key=key, headers=headers, timestamp_ms=timestamp_ms, acks=acks, callback=callback
         )
 
-    def transaction(self, *, two_phase: bool = False) -> Transaction:
+    def transaction(self, *, two_phase: bool = False, wait: bool = True) -> Transaction:
         """A transaction of this producer, for `with`: one at a time, and everything that is sent meanwhile is in it.
 
         Needs a `transactional_id`. With `two_phase` no timeout ends it, and it can be left prepared, for another
-        process to end: see `Transaction.prepare`.
+        process to end: see `Transaction.prepare`. With `wait=False` the end of its block does not wait for its commit,
+        so that the next one is filled meanwhile: see `Transaction.wait`.
         """
         core = self._sender.transactions
         if core is None:
@@ -226,17 +229,30 @@ class Producer:
                 "this producer has no transactional id: Producer(transactional_id='...'), with a name that is the same "
                 "in every run of this task"
             )
-        return Transaction(self, core, two_phase=two_phase)
+        return Transaction(self, core, two_phase=two_phase, wait=wait)
 
     async def _transact(self, begin: Callable[[], Step], timeout_s: float | None = None) -> None:
         """Begin a step of a transaction, and wait until it is done; raises what it ended with."""
-        driver = self._driver
-        with driver.lock:
+        with self._driver.lock:
             step = begin()
-        if not await driver.have(lambda: step.done, math.inf if timeout_s is None else driver.now() + timeout_s):
-            raise RequestTimedOut(f"the transaction's coordinator has not answered after {timeout_s} s")
+        await self._wait_for(step, timeout_s)
         if step.error is not None:
             raise step.error
+
+    async def _wait_for(self, step: Step, timeout_s: float | None) -> None:
+        driver = self._driver
+        if not await driver.have(lambda: step.done, math.inf if timeout_s is None else driver.now() + timeout_s):
+            raise RequestTimedOut(f"the transaction's coordinator has not answered after {timeout_s} s")
+
+    async def _commit_when_written(self, core: TransactionCore) -> Step:
+        """Let all that was sent leave, to be committed when it is written."""
+        driver, sender = self._driver, self._sender
+        if sender.unbatched:
+            await driver.have(lambda: not sender.unbatched, math.inf)
+        with driver.lock:
+            step = core.commit_when_written()
+        driver.wake()
+        return step
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged or has failed; deliveries say which."""
@@ -259,20 +275,25 @@ class Producer:
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Send what waits, for at most `timeout_s`, and let go of the connections. What is left over fails. An open
-        transaction is aborted; one that is prepared stays so.
+        transaction is aborted; one that is prepared stays so; one that is being committed is waited for, and if it is
+        not committed, this says so.
 
         A close that is cancelled gives up at once what is left.
         """
         if self._closed:
             return
-        core = self._sender.transactions
+        core, before = self._sender.transactions, self._committing
         try:
+            if before is not None:
+                await before.wait(timeout_s)
             if core is not None and core.is_open:
                 await self._abandon(core, timeout_s)
             self._appender.refuse()
             await self.flush(timeout_s)
-        except RequestTimedOut:
-            pass
+        except RequestTimedOut as late:
+            if before is not None and not before.is_settled:
+                words = "the producer was closed before it was known whether its last transaction is committed"
+                raise TransactionInDoubt(f"{words}: {late}", late) from None
         finally:
             self._let_go()
 

@@ -268,6 +268,19 @@ class Sender:
             self.leave(pending)
         return self.incomplete.last_number
 
+    def close_batches(self) -> int:
+        """Close all that is open, and let it leave: what comes after is in other batches. Gives the last number."""
+        for pending in list(self.incomplete.unsettled.values()):
+            if pending.buffer.open_batch is pending:
+                pending.buffer.accumulator.close(pending.buffer)
+                self.make_ready(pending.buffer)
+        return self.incomplete.last_number
+
+    def make_all_ready(self) -> None:
+        """Look at every partition with something to send."""
+        for pending in self.incomplete.unsettled.values():
+            self.make_ready(pending.buffer)
+
     def flushed(self, mark: int) -> bool:
         return self.incomplete.are_settled(mark)
 
@@ -335,6 +348,12 @@ class Sender:
         while True:
             if buffer.due and not lane.waiting and len(lane.in_flight) < lane.max_in_flight:
                 accumulator.close(buffer)
+            if (
+                self.transactions is not None
+                and lane.waiting
+                and lane.waiting[0].number > self.transactions.last_number
+            ):
+                break
             pending = lane.next(now, leader)
             if pending is None:
                 if lane.wants_producer_id and lane.waiting and accumulator.producer_ids.give(lane):
@@ -363,6 +382,9 @@ class Sender:
             return
         target = next_partition(buffer.partition, len(buffers), leader, self.avoided())
         if leader(target) is None or leader(target) in failing:
+            return
+        if self.transactions is not None and self.transactions.is_closing and buffers[target].lane.waiting:
+            # It would come to stand behind what waits for the end of its transaction.
             return
         if buffer.due and buffer.open_batch is not None and not buffer.open_batch.batch.pinned:
             buffer.accumulator.close(buffer)
@@ -491,9 +513,9 @@ class Sender:
         buffer = each.buffer
         if outcome is not Outcome.TOO_LARGE or not self._split(each, now):
             self.settle(buffer.lane.answered(each.pending, each.number, outcome, now), base_offset, append_ms)
-        if self._gate is not None and not self._closed:
+        if self.transactions is not None and not self._closed and (why := self.transactions.dropped_for) is not None:
             # Its transaction has failed, or is over: what was to be sent again is not.
-            self._drop_waiting(buffer, self._gate)
+            self._drop_waiting(buffer, why)
         if buffer.due or buffer.lane.waiting:
             self.make_ready(buffer)
 
@@ -540,6 +562,8 @@ class Sender:
         if not root.unsettled_parts:
             root.settled = True
             self.incomplete.settled(root)
+            if self.transactions is not None:
+                self.transactions.batch_settled()
         self.driver.changed()
 
     def _fail(self, pending: ProducerBatch, fate: Fate, reason: HeadraceError | None) -> None:
@@ -553,7 +577,7 @@ class Sender:
         error = _failure(count, where, unknown, reason)
         self.complete(pending, pending.batch.sent.fail(error))
         if self.transactions is not None:
-            self.transactions.batch_failed(error)
+            self.transactions.batch_failed(pending.number, error)
         if pending.orders and not self._closed:
             self._fail_followers(pending, error)
 

@@ -2,7 +2,8 @@
 
     NEW ----------> READY -> OPEN -> ENDING -> READY          EndTxn was answered
       InitProducerId          |  \\-> PREPARED -> ENDING       left for anybody to end who knows its id and epoch
-                              \\-> FAILED -> ENDING (abort)    a batch was given up, or a request refused
+                              |\\-> FAILED -> ENDING (abort)   a batch was given up, or a request refused
+                              \\-> CLOSING -> ENDING          to be committed when the last of it is written
                                                  \\-> NEW      the epoch has to be raised first (KIP-360)
     any -> FENCED: another producer has the transactional id; or refused for good. There is no way out.
 
@@ -12,6 +13,10 @@ its own, which the answer to EndTxn brings: what an old connection still carries
 1 each partition is added by AddPartitionsToTxn before its first batch leaves, the epoch stays, and after a failure it
 is raised by InitProducerId, with the id and epoch that this producer has, so that it takes over from nobody.
 
+The next one may begin while one is CLOSING, or ENDING after that: it *follows*. It takes records, which stay until the
+one before is committed. If that one is not, the one that follows comes to nothing with it, whatever the reason: what is
+sent in order is never committed but for a part in the middle.
+
 Requests that nobody answered, or that the coordinator is not ready for, are asked again until time is up; all of them
 may be done twice. Whatever goes wrong with a batch fails the transaction: nothing of it leaves any more, and what it
 held fails too, before the next one begins.
@@ -20,6 +25,7 @@ held fails too, before the next one begins.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -67,6 +73,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NO_LAST: Final = sys.maxsize
 FEATURE: Final = "transaction.version"
 EPOCHS_BUMPED: Final = 2
 ASK_TIMEOUT_S: Final = 30.0
@@ -106,6 +113,8 @@ class Phase(Enum):
     OPEN = auto()
     FAILED = auto()
     """It can only be aborted."""
+    CLOSING = auto()
+    """It takes no record any more, and is committed when the last of it is written."""
     PREPARED = auto()
     """All of it is written, and whoever knows its id and epoch may end it."""
     ENDING = auto()
@@ -167,6 +176,14 @@ class TransactionCore:
         self._waiting: dict[tuple[str, int], PartitionBuffer] = {}
         """Partitions with batches that wait until they are added."""
         self._groups: set[str] = set()
+        self.last_number = NO_LAST
+        """Batches with higher numbers are of the transaction that follows, and stay."""
+        self._commit: Step | None = None
+        """Of a transaction that is committed while nobody waits."""
+        self._follows = False
+        """The next one has begun, and takes records."""
+        self._follower_error: HeadraceError | None = None
+        """Records of the one that follows were given up."""
         self._closed = False
 
     # What is open
@@ -179,7 +196,7 @@ class TransactionCore:
     @property
     def gate(self) -> HeadraceError | None:
         """What a record hears that is sent now."""
-        if self.phase is Phase.OPEN:
+        if self.phase is Phase.OPEN or self._follows:
             return None
         if self.phase is Phase.FAILED or self.phase is Phase.FENCED:
             return self.error
@@ -192,15 +209,34 @@ class TransactionCore:
             "`with producer.transaction() as t:`, and send inside"
         )
 
+    @property
+    def is_closing(self) -> bool:
+        """Some batches are of the transaction that is to be committed, and others may be of the next."""
+        return self.phase is Phase.CLOSING
+
+    @property
+    def dropped_for(self) -> HeadraceError | None:
+        """Why nothing that waits may leave any more, if so."""
+        return None if self.phase is Phase.CLOSING else self.gate
+
     def begin(self, *, two_phase: bool) -> Step:
-        """Open a transaction, with a producer id if there is none yet."""
+        """Open a transaction, with a producer id if there is none yet. One that is to follow takes records at once."""
         step = Step()
+        under_way = self._commit is not None and self.phase in (Phase.CLOSING, Phase.ENDING)
+        if under_way and not self._follows and not two_phase and not self.two_phase:
+            self._follows, self._follower_error = True, None
+            self._set_gate()
+            self._finish(step)
+            return step
+        if self._commit is not None and self.phase is Phase.FAILED:
+            assert self.error is not None
+            raise self.error.with_traceback(None)
         if self.phase is Phase.FENCED:
             assert self.error is not None
             raise self.error.with_traceback(None)
         if self.phase is Phase.IN_DOUBT:
             raise self.gate or AssertionError
-        if self.phase in (Phase.OPEN, Phase.FAILED, Phase.ENDING):
+        if self.phase in (Phase.OPEN, Phase.FAILED, Phase.CLOSING, Phase.ENDING):
             raise NoTransaction(
                 "a transaction of this producer is open already: it has one at a time; end it first, or make another "
                 "Producer with a transactional id of its own"
@@ -267,6 +303,7 @@ class TransactionCore:
         self.phase, self.error = Phase.OPEN, None
         self.began_at = self._reactor.now()
         self._in_use = self._dirty = False
+        self.last_number = NO_LAST
         self._added.clear()
         self._groups.clear()
         self._set_gate()
@@ -276,7 +313,7 @@ class TransactionCore:
 
     def give(self, lane: Lane[ProducerBatch]) -> bool:
         """Let the lane write under the identity of this transaction."""
-        if self.phase is not Phase.OPEN:
+        if self.phase is not Phase.OPEN and self.phase is not Phase.CLOSING:
             return False
         if (lane.producer_id, lane.epoch) != self.identity:
             lane.rebase(*self.identity)
@@ -292,7 +329,7 @@ class TransactionCore:
 
     def admits(self, buffer: PartitionBuffer) -> bool:
         """Whether batches of this partition may leave; if not yet, the sender looks at it again when they may."""
-        if self.phase is not Phase.OPEN:
+        if self.phase is not Phase.OPEN and self.phase is not Phase.CLOSING:
             return False
         place = buffer.topic, buffer.partition
         if self._version >= EPOCHS_BUMPED or place in self._added:
@@ -305,7 +342,7 @@ class TransactionCore:
 
     def _add_partitions(self) -> None:
         places = self._waiting.keys() - self._added
-        if self._adding or not places or self.phase is not Phase.OPEN:
+        if self._adding or not places or self.phase not in (Phase.OPEN, Phase.CLOSING):
             return
         self._adding, self._in_use = set(places), True
         request = add_partitions_request(self.transactional_id, self.identity, places)
@@ -316,7 +353,7 @@ class TransactionCore:
 
     def _on_added(self, identity: ProducerIdentity, answer: Message | HeadraceError) -> None:
         adding, self._adding = self._adding, set()
-        if self.phase is not Phase.OPEN or identity != self.identity:
+        if self.phase not in (Phase.OPEN, Phase.CLOSING) or identity != self.identity:
             self._waiting.clear()
             return
         if isinstance(answer, HeadraceError):
@@ -328,22 +365,33 @@ class TransactionCore:
         if self._waiting:
             self._add_partitions()
 
-    def batch_failed(self, error: HeadraceError) -> None:
-        """Records of it were given up."""
+    def batch_failed(self, number: int, error: HeadraceError) -> None:
+        """Records were given up, in the batch of that number."""
+        if number > self.last_number:
+            self._follower_error = self._follower_error or error
+            return
         self._dirty = True
         self.fail(error, "records of it were not written")
 
+    def batch_settled(self) -> None:
+        """One may have been the last of a transaction that is to be committed. Whether it has failed is told later in
+        this turn."""
+        if self.phase is Phase.CLOSING and self._sender.flushed(self.last_number):
+            self._reactor.call_soon(self._end_closed)
+
     def fail(self, reason: HeadraceError, what: str) -> None:
         """It cannot be committed any more, and nothing of it leaves."""
-        if self.phase is not Phase.OPEN:
+        if self.phase is not Phase.OPEN and self.phase is not Phase.CLOSING:
             return
         hint = "abort it, as the end of its block does, and begin again"
         if reason.kafka_code in FENCED:
             hint += "; if another producer has the transactional id now, that is told then"
         self.phase = Phase.FAILED
         self.error = TransactionFailed(f"the transaction cannot be committed: {what}: {reason}; {hint}", reason)
+        self._drop_follower(self.error)
         self._set_gate()
-        self._drop_unsent(self.error)
+        if self._commit is not None:
+            self._finish(self._commit, self.error)
         self._sender.driver.changed()
 
     # Its end
@@ -369,6 +417,38 @@ class TransactionCore:
         if self._drop_unsent(NotDelivered("their transaction was aborted")):
             self._dirty = True
 
+    def commit_when_written(self) -> Step:
+        """Commit it as soon as all of it is written. The next one may begin meanwhile."""
+        self._check_open("commit")
+        self.last_number = self._sender.close_batches()
+        self.phase = Phase.CLOSING
+        self._set_gate()
+        self._commit = step = Step()
+        self.batch_settled()
+        return step
+
+    def _end_closed(self) -> None:
+        if self.phase is Phase.CLOSING and self._sender.flushed(self.last_number):
+            assert self._commit is not None
+            self._end(self._commit, commit=True)
+
+    def _drop_follower(self, error: HeadraceError) -> None:
+        """The transaction before it was not committed."""
+        self._follows = False
+        self._drop_unsent(error)
+        self.last_number, self._follower_error = NO_LAST, None
+
+    def _open_follower(self) -> None:
+        """The transaction before it is committed: what it has taken may leave."""
+        assert self.phase is Phase.READY
+        self._follows = False
+        reason, self._follower_error = self._follower_error, None
+        self._open(Step())
+        if reason is None:
+            self._sender.make_all_ready()
+        else:
+            self.fail(reason, "records of it were not written")
+
     def end(self, *, commit: bool) -> Step:
         """Commit or abort it; everything of it is written, or has failed."""
         step = Step()
@@ -379,18 +459,22 @@ class TransactionCore:
             raise self.gate or AssertionError
         if self.phase not in (Phase.OPEN, Phase.FAILED, Phase.PREPARED, Phase.IN_DOUBT):
             raise NoTransaction("there is no open transaction to end: begin one with `producer.transaction()`")
+        self._commit = None
+        self._end(step, commit=commit)
+        return step
+
+    def _end(self, step: Step, *, commit: bool) -> None:
         before, self.phase = self.phase, Phase.ENDING
         self._set_gate()
         if not self._in_use and before is not Phase.PREPARED:
             self._ended(step, self.identity)
-            return step
+            return
         request = end_request(self.transactional_id, self.identity, commit=commit)
         latest = LATEST_VERSION if self._version >= EPOCHS_BUMPED else FIRST_END
         self._ask(
             _Question(self._key, apis.END_TXN, request, error_code, self._deadline(), latest),
             partial(self._on_ended, step, commit, before),
         )
-        return step
 
     def _on_ended(self, step: Step, commit: bool, before: Phase, answer: Message | HeadraceError) -> None:
         if not isinstance(answer, HeadraceError):
@@ -402,8 +486,10 @@ class TransactionCore:
             self._on_fenced(step, answer)
         elif _passes(answer) and not self._closed:
             self.phase = Phase.IN_DOUBT if commit else before
-            self._set_gate()
             words = f"whether the transaction is committed is not known: {answer}; call commit() again"
+            if self._follows:
+                self._drop_follower(NotDelivered(f"the transaction before theirs is in doubt: {answer}", answer))
+            self._set_gate()
             self._finish(step, TransactionInDoubt(words, answer) if commit else answer)
         elif commit and answer.kafka_code not in _FATAL:
             self.phase = Phase.OPEN
@@ -419,12 +505,18 @@ class TransactionCore:
             self._end_for_good(TransactionRefused(words, answer))
             self._finish(step, self.error)
 
-    def _ended(self, step: Step, identity: ProducerIdentity, bumped: bool = False) -> None:
+    def _ended(
+        self, step: Step, identity: ProducerIdentity, bumped: bool = False, error: TransactionError | None = None
+    ) -> None:
         self.identity = identity
         self.phase = Phase.NEW if (self._dirty and not bumped) or not identity.is_known else Phase.READY
-        self.error = None
+        self.error = self._commit = None
+        if self._follows and error is not None:
+            self._drop_follower(error)
+        elif self._follows:
+            self._open_follower()
         self._set_gate()
-        self._finish(step)
+        self._finish(step, error)
 
     def _on_fenced(self, step: Step, refusal: HeadraceError) -> None:
         """By another producer, or by the coordinator itself when the transaction was open for too long. Then it was
@@ -453,12 +545,12 @@ class TransactionCore:
                 self._end_for_good(self._fenced(refusal))
                 self._finish(step, self.error)
                 return
-            self._ended(step, ProducerIdentity(answer.producer_id, answer.producer_epoch), bumped=True)
-            step.error = TransactionTimedOut(
+            timed_out = TransactionTimedOut(
                 f"the transaction was open for {open_ms / 1000:.1f} s, and the broker has aborted it after "
                 f"{timeout_ms / 1000:g} s (transaction_timeout_ms): do less in one, or raise it; begin again",
                 refusal,
             )
+            self._ended(step, ProducerIdentity(answer.producer_id, answer.producer_epoch), True, timed_out)
 
         self._describe(looked)
 
@@ -568,7 +660,7 @@ class TransactionCore:
         self._sender.driver.changed()
 
     def _end_for_good(self, error: TransactionError) -> None:
-        self.phase, self.error = Phase.FENCED, error
+        self.phase, self.error, self._follows = Phase.FENCED, error, False
         self._set_gate()
         self._drop_unsent(error)
 
