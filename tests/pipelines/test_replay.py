@@ -20,7 +20,7 @@ from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.transactions import list_transactions
 from headrace.errors import OperatorError, SettingError
 from headrace.pipelines import replay
-from headrace.pipelines.replay import ReplayOptions
+from headrace.pipelines.replay_archive import ArchiveReplay
 from headrace.spark.faults import VARIABLE
 from pipelines.archived_world import PARTITIONS, Rows, World
 from proving import proves
@@ -38,8 +38,8 @@ def world(broker: Broker, tmp_path: Path, seed: int) -> World:
     return world
 
 
-def options(world: World, to: str, **more: Any) -> ReplayOptions:
-    return ReplayOptions(world.folder, world.bootstrap, world.topic, to, **more)
+def options(world: World, to: str, **more: Any) -> ArchiveReplay:
+    return ArchiveReplay(world.folder, world.bootstrap, world.topic, to, **more)
 
 
 def replayed(world: World, to: str) -> Rows:
@@ -127,6 +127,6 @@ def test_what_cannot_be_replayed_is_told(world: World, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="would be archived, and replayed again"):
         replay.run(options(world, ""))
     with pytest.raises(OperatorError, match="no records of a topic 'other'"):
-        replay.run(ReplayOptions(world.folder, world.bootstrap, "other"))
+        replay.run(ArchiveReplay(world.folder, world.bootstrap, "other"))
     with pytest.raises(OperatorError, match="has no archive"):
-        replay.run(ReplayOptions(tmp_path / "nothing", world.bootstrap, world.topic))
+        replay.run(ArchiveReplay(tmp_path / "nothing", world.bootstrap, world.topic))

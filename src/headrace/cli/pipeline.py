@@ -14,7 +14,7 @@ PIPELINES: Final = {
     "compact": "Merge an archive's small files; keep the latest record per key.",
     "compare": "Name the records by which two replicas' data folders differ.",
     "index": "Index an archive by key, so that `headrace query` finds records in it.",
-    "replay": "Write records of an archive to a topic, each once.",
+    "replay": "Write records of an archive, or rows of a table, to a topic, each once.",
     "report": "Rates, latencies and plots from trace records.",
     "run": "Run a job of your own: job.sql or job.py.",
 }

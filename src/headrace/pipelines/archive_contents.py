@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.arrow.stored_table import file_sink_files
 from headrace.pipelines import delta
-from headrace.pipelines.archive_state import FILE_SINK_LOG
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS, Offsets
 
 
 def listed(archive: Path, kind: str) -> set[Path]:
     """Files that count, of records and dead letters; those that a writer left behind are not among them."""
     if kind == "parquet":
-        return _of_file_sink(archive / RECORDS)
+        return file_sink_files(archive / RECORDS)
     tables = [archive / name for name in (RECORDS, DEAD_LETTERS) if delta.exists(archive / name)]
     return {table / path for table in tables for path in delta.paths(delta.open_table(table))}
-
-
-def _of_file_sink(folder: Path) -> set[Path]:
-    """Spark's file sink logs each batch as lines of JSON, and now and then all of them in one file."""
-    found: set[Path] = set()
-    for log in (folder / FILE_SINK_LOG).glob("[0-9]*"):
-        for line in log.read_text().splitlines()[1:]:
-            found.add(Path(unquote(urlparse(json.loads(line)["path"]).path)))
-    return found
 
 
 def describe(archive: Path, files: Iterable[Path], since: Offsets | None = None) -> list[dict[str, Any]]:

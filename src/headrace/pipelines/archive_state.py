@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from headrace.arrow.stored_table import FILE_SINK_LOG
 from headrace.errors import DataFolderError, OperatorError
 from headrace.pipelines import archive_tables, delta, durable
 from headrace.pipelines.archive_tables import RECORDS
@@ -32,7 +33,6 @@ STATE: Final = "query.json"
 ORIGIN: Final = "archive.json"
 LOCK: Final = "archive.lock"
 OURS: Final = (RECORDS, "checkpoints", ORIGIN, LOCK)
-FILE_SINK_LOG: Final = "_spark_metadata"
 
 
 @dataclass(frozen=True, slots=True)

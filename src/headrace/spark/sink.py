@@ -16,7 +16,6 @@ a task that Spark runs again, or a micro-batch repeated after a restart, writes 
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import uuid
@@ -33,10 +32,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from headrace.arrow.large_row import name_large_row
 from headrace.arrow.transaction import Transaction
 from headrace.arrow.write import Pending, WriteFailed, Writer
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.operations import describe_configs
 from headrace.client.errors import TransactionFailed
 from headrace.client.producer.transaction_requests import PreparedTransaction
 from headrace.errors import ErrorCode, HeadraceError, OperatorError, SettingError, Unsupported
@@ -67,7 +66,6 @@ _SENT: Final = ("key", "value", "headers", "timestamp", "partition")
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 _RUN_ID: Final = "spark.jobGroup.id"
-_LIMIT: Final = "max.message.bytes"
 _NOT_TO_BE_HAD: Final = frozenset({ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION})
 
 Send = Callable[[str, pa.RecordBatch], Pending]
@@ -327,27 +325,14 @@ def _acknowledged(chosen: SinkOptions, topic: str, rows: pa.RecordBatch, pending
     try:
         return len(pending.result())
     except WriteFailed as failed:
-        if failed.kafka_code == ErrorCode.MESSAGE_TOO_LARGE:
-            _name_large_row(chosen, topic, rows.filter(pc.is_null(failed.written["offset"])))
+        with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
+            name_large_row(cluster, topic, rows, failed, _of_frame)
         raise
 
 
-def _name_large_row(chosen: SinkOptions, topic: str, refused: pa.RecordBatch) -> None:
-    """OperatorError for the largest of the rows that were refused, if it is that one which is too large."""
-    lengths = [pc.fill_null(pc.binary_length(refused[name]), 0) for name in ("key", "value") if name in _names(refused)]
-    sizes = functools.reduce(pc.add, lengths)
-    size_bytes = pc.max(sizes).as_py()
-    key = refused["key"][pc.index(sizes, size_bytes).as_py()].as_py() if "key" in _names(refused) else None
-    with cluster_at(chosen.bootstrap, chosen.timeout_ms) as cluster:
-        configs = {each.name: each.value for each in describe_configs(cluster, "topic", topic)}
-    limit = configs.get(_LIMIT) or "0"
-    if size_bytes > int(limit):
-        context = TaskContext.get()
-        where = f"a row of partition {context.partitionId()} of the frame" if context else "a row"
-        raise OperatorError(
-            f"{where}, with key {key!r}, has {size_bytes} bytes, and topic {topic!r} takes {limit} in a batch "
-            f"({_LIMIT}); leave the row out, or `headrace config set topic {topic} {_LIMIT}=...`"
-        ) from None
+def _of_frame(_: int) -> str:
+    context = TaskContext.get()
+    return f"a row of partition {context.partitionId()} of the frame" if context else "a row"
 
 
 def _names(rows: pa.RecordBatch) -> list[str]:

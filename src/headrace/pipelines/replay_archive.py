@@ -1,0 +1,162 @@
+"""What a replay takes from an archive: partition after partition, window by window, in the order of offsets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.arrow.history import History, read_part
+from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.groups import Commit
+from headrace.client.admin.operations import create_topic
+from headrace.client.errors import UnknownTopic
+from headrace.errors import OperatorError
+from headrace.pipelines.replay import Window
+from headrace.records.arrow import TIMESTAMP_TYPE
+
+COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReplay:
+    """`until_ms` is not included; a rate is in records a second. `partition="key"` lets keys decide anew."""
+
+    archive: Path
+    bootstrap: str
+    topic: str
+    to: str = ""
+    from_ms: int | None = None
+    until_ms: int | None = None
+    key: bytes | None = None
+    where: str | None = None
+    rate: float | None = None
+    partition: Literal["keep", "key"] = "keep"
+    dead_letters: bool = False
+    name: str = ""
+
+    @property
+    def target(self) -> str:
+        return self.to or self.topic
+
+    @property
+    def replay(self) -> str:
+        if self.name:
+            return self.name
+        asked = (self.target, self.from_ms, self.until_ms, self.key, self.where, self.partition, self.dead_letters)
+        told = repr((str(self.archive.resolve()), self.topic, *asked))
+        return f"{self.topic}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+
+    def source(self) -> ArchiveSource:
+        return ArchiveSource(self)
+
+
+class ArchiveSource:
+    """Its offset is that which is next, with the partition in the metadata."""
+
+    def __init__(self, options: ArchiveReplay) -> None:
+        self._options = options
+        self._history = History(options.archive)
+        self._partitions = sorted(n for topic, n in self._history.ends if topic == options.topic)
+        if not self._partitions:
+            raise OperatorError(f"the archive {options.archive} has no records of a topic {options.topic!r}")
+        self._at = 0, 0
+
+    def check(self, cluster: Cluster) -> None:
+        options = self._options
+        self._history.check({}, COLUMNS)
+        if options.target != options.topic:
+            return
+        try:
+            now = cluster.topic(options.topic).topic_id.hex()
+        except UnknownTopic:
+            return
+        if self._history.topic_ids().get(options.topic) == now:
+            raise OperatorError(
+                f"topic {options.topic} is the one that {options.archive} has records of: what is written to it would "
+                "be archived, and replayed again; give another topic with --to"
+            )
+
+    def go_on(self, reached: Commit | None) -> None:
+        if reached is not None:
+            self._at = int(json.loads(reached.metadata)["partition"]), reached.offset
+
+    def make_target(self, cluster: Cluster) -> None:
+        target, needed = self._options.target, self._partitions[-1] + 1
+        try:
+            there = len(cluster.topic(target).partitions)
+        except UnknownTopic:
+            create_topic(cluster, target, partitions=needed)
+            return
+        if self._options.partition == "keep" and there < needed:
+            raise OperatorError(
+                f"topic {target} has {there} partitions, and the archive has records of partition {needed - 1}: "
+                f"enlarge it with `headrace topic alter {target} --partitions {needed}`, or let keys decide with "
+                "--partition key"
+            )
+
+    def windows(self, most_rows: int) -> Iterator[Window]:
+        at_partition, at_offset = self._at
+        for partition in self._partitions:
+            if partition < at_partition:
+                continue
+            place = self._options.topic, partition
+            at = self._history.next_at(place, at_offset if partition == at_partition else 0)
+            while at is not None:
+                end = min(at + most_rows, self._history.ends[place])
+                yield self._window(partition, at, end)
+                at = self._history.next_at(place, end)
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"archive": str(self._options.archive), "from": self._options.topic}
+
+    def _window(self, partition: int, first: int, end: int) -> Window:
+        rows = self._rows(partition, (first, end))
+        offsets = rows["offset"]
+        return Window(
+            rows.drop(["offset", *(["partition"] if self._options.partition == "key" else [])]),
+            passed=end - first,
+            next_offset=end,
+            note=json.dumps({"partition": partition}),
+            told=f"partition {partition} at offset {end:,} of {self._history.ends[self._options.topic, partition]:,}",
+            place_of=lambda n: f"the record at offset {offsets[n].as_py()} of partition {partition}",
+        )
+
+    def _rows(self, partition: int, span: tuple[int, int]) -> pa.Table:
+        """Those of a window that are asked for, in the order of their offsets."""
+        options = self._options
+        parts = self._history.parts(options.topic, {partition: span}, from_ms=options.from_ms)
+        if options.dead_letters or options.where is not None:
+            parts = [part for part in parts if part.put_aside is options.dead_letters]
+        found = [batch for part in parts for batch in read_part(part, COLUMNS)]
+        if not found:
+            return pa.table({name: [] for name in COLUMNS})
+        rows = pa.Table.from_batches(found).sort_by("offset")
+        chosen = chosen_rows(rows, options.from_ms, options.until_ms, options.key)
+        if options.where is not None:
+            offsets = self._history.chosen_offsets((options.topic, partition), span, options.where)
+            chosen.append(pc.is_in(rows["offset"], value_set=offsets.combine_chunks()))
+        return rows.filter(reduce(pc.and_, chosen)) if chosen else rows
+
+
+def chosen_rows(rows: pa.Table, from_ms: int | None, until_ms: int | None, key: bytes | None) -> list[Any]:
+    """For each thing that is asked of rows of records, which of them meet it."""
+    chosen: list[Any] = []
+    if from_ms is not None:
+        chosen.append(pc.greater_equal(rows["timestamp"], _moment(from_ms)))
+    if until_ms is not None:
+        chosen.append(pc.less(rows["timestamp"], _moment(until_ms)))
+    if key is not None:
+        chosen.append(pc.equal(rows["key"], pa.scalar(key, pa.binary())))
+    return [pc.fill_null(each, False) for each in chosen]
+
+
+def _moment(at_ms: int) -> pa.Scalar:
+    return pa.scalar(at_ms * 1000, TIMESTAMP_TYPE)
