@@ -6,7 +6,7 @@ import pytest
 
 from headrace.partitions.partition import Partition
 from headrace.records import kernel
-from headrace.records.batch import TRANSACTIONAL
+from headrace.records.batch import TRANSACTIONAL, batches
 from partitions.committed_reader import read
 from partitions.led import Outcome
 from proving import proves
@@ -126,6 +126,43 @@ def test_a_replica_that_is_behind_tells_its_own_last_stable_offset(layout: str) 
     assert follower.last_stable_offset == 4
     assert follower.read_committed(0, 1000, warm=True)[1] == [(7, 0)]
     assert committed(follower) == [b"committed"]
+
+
+@proves("T2")
+@LAYOUTS
+def test_a_replica_that_slept_over_the_marker_of_aborted_records_has_them_no_more(layout: str) -> None:
+    """Its leader has compacted away the records, and after `delete.retention.ms` the marker."""
+    compacted = {
+        "cleanup_policy": "compact",
+        "min_cleanable_dirty_ratio": 0.0,
+        "segment_ms": 1000,
+        "segment_bytes": 1024,
+    }
+    scene = Scene(layout=layout, topic={"durability": "disk", "delete_retention_ms": 1000} | compacted)
+    scene.elect(1, (1, 2, 3))
+    leader = scene.alive[1]
+    write(scene, leader, 8, 0, b"old")
+    mark(scene, leader, 8, 0, committed=True)
+    write(scene, leader, 7, 0, b"aborted")
+    scene.settle(1, 2, 3)
+    for other in ("b1", "b2"):
+        scene.network.cut("b3", other)
+    marker = mark(scene, leader, 7, 0, committed=False)
+    write(scene, leader, 7, 0, b"committed", epoch=1)
+    mark(scene, leader, 7, 1, committed=True, epoch=1)
+    for nth in range(30):
+        write(scene, leader, 8, 1 + nth, b"filler")
+        mark(scene, leader, 8, 1 + nth, committed=True)
+        scene.run(30)
+    left = [header.base_offset for header, _ in batches(memoryview(leader.content()))]
+    assert marker not in left, "it was there for too short a time"
+    for other in ("b1", "b2"):
+        scene.network.heal("b3", other)
+    scene.until("the join", lambda: 3 in scene.keys[0].isr, 60)
+    end = leader.partition().last_stable_offset
+    scene.until("what is decided", lambda: scene.alive[3].partition().last_stable_offset == end)
+    assert committed(scene.alive[3].partition())[-1:] == committed(leader.partition())[-1:] == [b"filler"]
+    assert b"aborted" not in committed(scene.alive[3].partition())
 
 
 def aborted(partition: Partition) -> list[tuple[int, int]]:

@@ -122,8 +122,8 @@ class FollowedPartition:
         """
         held, where = self.partition.log, self.partition.topic_partition
         log.warning(
-            "%s: damaged at offset %d: copied again from offset %d on, up to %d",
-            where, self.mend_from, from_offset, held.end_offset,
+            "%s: cut at offset %d, to be copied again up to %d",
+            where, from_offset, held.end_offset,
         )  # fmt: skip
         try:
             held.truncate(from_offset)

@@ -7,6 +7,7 @@ that changed are told in one frame. A link that drops is opened again with growi
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 RECONNECT_SECONDS: Final = 0.05
 RECONNECT_MAX_SECONDS: Final = 1.0
+_OFFSET: Final = struct.Struct(">q")
+"""A batch begins with that of its first record."""
 
 
 @dataclass(slots=True)
@@ -301,6 +304,8 @@ class FollowerSession:
             raise ProtocolError(f"{partition.topic_partition}: records from offset {from_offset} on, but {end} is next")
         try:
             batches = data[frame.body + frames.APPEND_BYTES : frame.end]
+            if len(batches) > _OFFSET.size and _OFFSET.unpack_from(batches)[0] > end and not self._may_skip(following):
+                return
             partition.log.append_copied(batches, following.epoch_starts)
         except (CorruptBatch, InvalidRecord) as error:
             if isinstance(error, UnreadableProducers):  # our own log, where it tells of its producers
@@ -321,6 +326,24 @@ class FollowerSession:
         # Also after an error: what was staged before it lies in the receive buffer and has to be written now.
         self._shared.partitions.touch(partition)
         self._staged.append(following)
+
+    def _may_skip(self, following: FollowedPartition) -> bool:
+        """The leader has cleaned away what comes next here: everything in it was decided. If a transaction is open in
+        this log, its marker may have gone, as the leader had none of its records any more; they would count with what
+        their producer writes next. So they are copied again, as far as the leader has them."""
+        partition = following.partition
+        end = partition.log.end_offset
+        first_open = partition.log.producers.first_open(end)
+        if first_open == end:
+            return True
+        log.info(
+            "%s: what follows offset %d was compacted by the leader, and a transaction is open here since offset %d",
+            partition.topic_partition, end - 1, first_open,
+        )  # fmt: skip
+        self.mend(partition, first_open)
+        if following.mend_from is None:  # the leader could not read it when it was last asked
+            self._wait(following)
+        return False
 
     def _give_up(self, following: FollowedPartition, error: Exception) -> None:
         """This partition cannot be copied now; the others go on."""

@@ -109,6 +109,10 @@ class ProducerStates(Protocol):
         `load` does."""
         ...
 
+    def first_open(self, end_offset: int) -> int:
+        """Where the first transaction begins that has no marker; the end if there is none. Raises what `load` does."""
+        ...
+
     @property
     def loaded(self) -> bool: ...
 

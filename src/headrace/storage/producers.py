@@ -275,6 +275,11 @@ class ProducerTable:
             transactions = self.known.transactions
         return transactions.first_undecided(watermark)
 
+    def first_open(self, end_offset: int) -> int:
+        """Where the first transaction begins that has no marker; the end if there is none. Raises what `load` does."""
+        self.load()
+        return self.known.transactions.first_open(end_offset)
+
     def steps(self) -> Iterator[None]:
         """All of it, for whoever has time between the steps."""
         while self._states is None:
