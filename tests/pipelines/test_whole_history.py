@@ -22,6 +22,7 @@ from headrace.pipelines import archive
 from pipelines.archived_world import PARTITIONS, World
 from pipelines.archives import produce, topic_rows, values
 from proving import proves
+from transactional_producer import Transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,3 +158,32 @@ def test_what_is_deleted_while_a_task_reads_is_read_where_it_is_archived(
         for offset in pa.record_batch(batch)["offset"].to_pylist()
     ]
     assert sorted(rows) == list(range(300))
+
+
+@proves("S12", "T2")
+def test_what_is_no_record_at_the_end_of_an_archive_is_no_gap(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """Behind the last record of both partitions are markers and an aborted transaction; the broker has deleted all."""
+    topic = create_topic(broker, f"t{uuid.uuid4().hex[:8]}", 2, retention_ms=-1)
+    transactions = Transactions(broker, topic)
+    chosen = archive.ArchiveOptions(tmp_path / "a", broker.bootstrap, (topic,))
+
+    def check() -> None:
+        with Cluster(broker.bootstrap) as cluster:
+            delete_records(cluster, topic, {0: -1, 1: -1})
+        found = headrace.arrow.read(topic, bootstrap=broker.bootstrap, history=chosen.to, columns=["value"]).read_all()
+        read = spark.read.format("headrace").options(bootstrap=broker.bootstrap, subscribe=topic, history=str(chosen.to))
+        for seen in (found["value"].to_pylist(), [row.value for row in read.load().select("value").collect()]):
+            assert sorted(seen) == [b"kept 0", b"kept 1"]
+
+    for partition in range(2):
+        transactions.write(b"kept %d" % partition, "kept", partition)
+    transactions.end("kept", commit=True)
+    archive.run(spark, chosen)
+    check()
+    for partition in range(2):
+        transactions.write(b"aborted", "aborted", partition)
+    transactions.end("aborted", commit=False)
+    archive.run(spark, chosen)
+    check()

@@ -47,8 +47,8 @@ def decision(number: int, run: str = "this run", *before: str) -> Decision:
         (decision(6, "another", "a third"), Verdict.OPEN),
         (decision(7), Verdict.DECIDED),
         (decision(7, "another"), Verdict.DECIDED),
-        (decision(8), Verdict.PASSED),
-        (decision(8, "another"), Verdict.PASSED),
+        (decision(8), Verdict.SUPERSEDED),
+        (decision(8, "another"), Verdict.SUPERSEDED),
         (Ended.ENDED, Verdict.PASSED),
         (decision(6, "another", "this run"), Verdict.SUPERSEDED),
         (decision(7, "another", "a third", "this run"), Verdict.SUPERSEDED),
@@ -97,6 +97,9 @@ def test_attempts_of_a_query_are_found_by_its_name_alone() -> None:
         for matches in (by_python, TopicPattern(attempts_pattern(name)).matches_in_time):
             assert [other for other in names if matches(ids[other])] == [name]
             assert not matches(driver_id(name))
+            of_batch = re.compile(attempts_pattern(name, 0)).fullmatch
+            assert of_batch(ids[name])
+            assert not of_batch(Batch(name, "run", 10).transactional_id(0, 1))
         assert query_of(ids[name]) == name
         assert query_of(driver_id(name)) is None
     assert [query_of(other) for other in ("till-1", "spark.a_zz.0.run.0.1", "other.a.0.run.0.1")] == [None, None, None]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 import headrace.arrow
 from arrow.topics import make_topic
@@ -21,12 +22,14 @@ from brokers import Broker
 from clusters import BrokerCluster
 from headrace.cli.main import main
 from headrace.client.admin.cluster import Cluster
+from headrace.client.admin.operations import delete_topic
 from headrace.client.admin.transactions import describe_transactions, list_transactions
 from headrace.client.errors import TransactionFailed, TransactionInDoubt
 from headrace.client.producer.transaction_requests import PreparedTransaction
 from headrace.spark import decision_log, faults, sink_commits
 from headrace.spark.decisions import NO_RUN, Batch, Decision, Ended, Known, Verdict, attempts_pattern, judge
-from headrace.spark.sink_commits import AnotherDriver, CommitLost
+from headrace.spark.sink import BatchWriter, Written, parse
+from headrace.spark.sink_commits import AnotherDriver, CommitLost, DecisionLost
 from proving import proves
 
 TIMEOUT_MS = 30_000
@@ -70,7 +73,7 @@ class Scene:
         for driver in sink_commits._drivers.values():
             driver.close()
         sink_commits._drivers.clear()
-        decision_log._seen.clear()
+        decision_log._decisions.seen.clear()
 
     def known(self) -> Known:
         with Cluster(self.broker.bootstrap) as cluster:
@@ -286,12 +289,49 @@ def test_a_write_without_a_name_that_was_given_up_is_over(scene: Scene) -> None:
 
 
 @proves("S3")
-def test_a_batch_that_was_passed_is_not_written_again(scene: Scene) -> None:
-    for number in range(2):
+def test_a_batch_behind_the_last_one_is_refused_and_disturbs_nobody(scene: Scene) -> None:
+    """Its number may stand for other rows: of a checkpoint that was restored, or emptied in part."""
+    for number in range(3):
         scene.commit(scene.batch(number), scene.tasks(scene.batch(number)))
-    passed = scene.batch(0, "second")
-    scene.commit(passed, scene.tasks(passed, " again"))
-    scene.assert_done("0-0", "0-1", "1-0", "1-1")
+    following = scene.batch(3)
+    running = scene.tasks(following)
+    passed = scene.batch(1, "second")
+    prepared = scene.tasks(passed, " of other rows")
+    with pytest.raises(AnotherDriver, match="batch 1 comes after batch 2 of this query was committed"):
+        scene.commit(passed, prepared)
+    scene.abort(passed, prepared)
+    assert len(scene.open_names()) == 2, "those of the driver that goes on are its own"
+    scene.commit(following, running)
+    scene.assert_done(*(f"{number}-{n}" for number in range(4) for n in range(2)))
+
+
+@proves("S3")
+@pytest.mark.parametrize("point", ["sink-decided", "sink-ended"])
+def test_a_decision_that_is_lost_is_told_before_its_batch_is_written_twice(
+    fresh_broker: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """The topic of decisions was deleted. What is decided, and was not committed, is as if it never was."""
+    broker = fresh_broker()
+    scene = Scene(broker, make_topic(broker, 2))
+    batch = scene.batch(0)
+    with monkeypatch.context() as patched:
+        dies_at(patched, point)
+        with pytest.raises(Died):
+            scene.commit(batch, scene.tasks(batch))
+    scene.forget()
+    with Cluster(broker.bootstrap) as cluster:
+        delete_topic(cluster, decision_log.TOPIC)
+    again = scene.batch(0, "second")
+    prepared = scene.tasks(again, " again")
+    if point == "sink-decided":
+        scene.commit(again, prepared)
+        scene.assert_done("0-0 again", "0-1 again")
+    else:
+        with pytest.raises(DecisionLost, match="'__spark_sink' does not know of it"):
+            scene.commit(again, prepared)
+        scene.abort(again, prepared)
+        scene.assert_done("0-0", "0-1")
+    scene.forget()
 
 
 @proves("S3")
@@ -429,3 +469,16 @@ def test_ended_ids_of_attempts_are_ended_for_good(scene: Scene) -> None:
         names = [each.transactional_id for each in (*prepared, left)]
         found = [each.state for each in describe_transactions(cluster, names)]
     assert found == ["CompleteCommit", "CompleteCommit", "CompleteAbort"]
+
+
+def test_a_process_keeps_no_driver_of_writes_that_are_done(scene: Scene) -> None:
+    """Of a stream whose batches are written under a name: each has a run of its own."""
+    schema = StructType([StructField("value", StringType())])
+    for number in range(3):
+        given = {"bootstrap": scene.broker.bootstrap, "topic": scene.topic, "writeId": scene.query}
+        writer = BatchWriter(parse({**given, "batchId": str(number)}), schema, overwrite=False)
+        batch = writer._batch
+        assert batch is not None
+        writer.commit([Written(1, batch, scene.attempt(batch, 0, [f"{number}"]))])
+    assert sink_commits._drivers == {}
+    assert scene.seen() == ["0", "1", "2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -90,9 +91,73 @@ def test_a_write_under_a_name_is_done_once(spark: SparkSession, broker: Broker) 
     writer(broker, numbers(spark, 50), topic, writeId=f"{name} 2").save()
     writer(broker, numbers(spark, 25), topic).save()
     assert len(values(broker, topic)) == 175
+    other = create_topic(broker)
+    writer(broker, numbers(spark, 10), other, writeId=name).save()
+    assert len(values(broker, other)) == 10, "a name is of a write to a topic"
     assert open_transactions(broker) == []
     known = [each.batch.query for each in decided(broker) if each.batch.query.startswith(WRITE + name)]
-    assert sorted(known) == [WRITE + name, f"{WRITE}{name} 2"]
+    assert sorted(known) == sorted([f"{WRITE}{name}@{topic}", f"{WRITE}{name} 2@{topic}", f"{WRITE}{name}@{other}"])
+
+
+@proves("S3")
+def test_batches_of_a_write_are_told_apart_by_their_numbers(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """As foreachBatch has them. One that is run again is written once, and one decision is remembered of all."""
+    topic, other, name = create_topic(broker, partitions=2), create_topic(broker), f"loud {uuid.uuid4()}"
+    scene = Copy(broker, tmp_path)
+    scene.send(300)
+
+    def both(rows: DataFrame, batch: int) -> None:
+        for to in (topic, other):
+            writer(broker, rows.select("value"), to, writeId=name, batchId=str(batch)).save()
+
+    options = {"bootstrap": broker.bootstrap, "subscribe": scene.source, "startingOffsets": "earliest"}
+    read = spark.readStream.format("headrace").options(**options, maxOffsetsPerTrigger="200").load()
+    stream = read.writeStream.foreachBatch(both).option("checkpointLocation", str(scene.checkpoint))
+    for _ in range(2):
+        assert stream.trigger(availableNow=True).start().awaitTermination(int(DEADLINE_S))
+        expected = sorted(b"v%d" % n for n in range(300))
+        assert values(broker, topic) == values(broker, other) == expected
+        last = scene.batches("commits") - 1
+        # Spark died before it had noted that the batch was done.
+        (scene.checkpoint / "commits" / str(last)).unlink()
+        (scene.checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
+    known = {each.batch.query: each.batch.number for each in decided(broker) if name in each.batch.query}
+    assert known == {f"{WRITE}{name}@{topic}": last, f"{WRITE}{name}@{other}": last}
+    with pytest.raises(PySparkException, match="batch 0 comes after batch"):
+        writer(broker, numbers(spark, 5), topic, writeId=name, batchId="0").save()
+    assert values(broker, topic) == expected
+
+
+@proves("S3")
+def test_a_checkpoint_that_was_deleted_is_a_new_query_and_an_older_one_is_refused(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    scene = Copy(broker, tmp_path)
+    (tmp_path / "failed").touch()
+
+    def run() -> None:
+        copy = sink_driver.copy(spark, broker.bootstrap, scene.source, scene.target, scene.checkpoint, 1000)
+        assert copy.trigger(availableNow=True).start().awaitTermination(int(DEADLINE_S))
+
+    for n in range(3):
+        scene.send(100)
+        run()
+        if n == 0:
+            shutil.copytree(scene.checkpoint, tmp_path / "kept")
+    scene.check_all()
+    scene.send(100)
+    shutil.rmtree(scene.checkpoint)
+    shutil.copytree(tmp_path / "kept", scene.checkpoint)
+    with pytest.raises(PySparkException, match="batch 1 comes after batch 2 of this query was committed"):
+        run()
+    assert values(broker, scene.target) == sorted(b"v%d" % n for n in range(300)), "its batch 1 has other rows"
+    assert open_transactions(broker) == []
+    shutil.rmtree(scene.checkpoint)
+    run()
+    assert values(broker, scene.target) == sorted([b"v%d" % n for n in range(300)] + [b"v%d" % n for n in range(400)])
+    assert open_transactions(broker) == []
 
 
 @proves("S3")
@@ -132,6 +197,8 @@ def test_at_least_once_is_a_choice_and_transactions_that_cannot_be_had_are_told(
     [
         ({"delivery": "twice"}, "option delivery='twice' is not understood; write exactly-once or at-least-once"),
         ({"delivery": "at-least-once", "writeId": "x"}, "option writeId needs delivery=exactly-once"),
+        ({"batchId": "1"}, "option batchId numbers the writes of one name"),
+        ({"writeId": "x", "batchId": "-1"}, "option batchId='-1' is not understood; write a number from 0 on"),
     ],
 )
 def test_what_cannot_be_is_told(spark: SparkSession, broker: Broker, given: dict[str, str], told: str) -> None:

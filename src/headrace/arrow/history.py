@@ -5,6 +5,9 @@ archived. Whoever reads the files that it lists below its cuts, and the broker f
 also while the archive goes on, and while the broker deletes what is archived. Records that could not be decoded when
 they were archived are read from where they were put aside; they have no `timestampType`.
 
+Behind the last record of a partition there may be markers of transactions, and records of aborted ones, which nobody
+archives, and a broker deletes them too. So the cut is where Spark's last finished batch ended, if that is later.
+
 Records of a batch are archived in two tables, those put aside first. So the table of what was put aside is looked at
 last, and as it was when it had no batch that the table of records has not.
 """
@@ -29,6 +32,7 @@ from headrace.records.arrow import BATCH_ROWS, TYPES, schema
 
 DEAD_LETTERS: Final = "dead_letters"
 ORIGIN: Final = "archive.json"
+CHECKPOINT: Final = "checkpoints/archive"
 WRITER: Final = "headrace.writer"
 """In the log of a table, who made a commit: the name of a query, and its batch."""
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
@@ -56,9 +60,10 @@ class History:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        # Before the tables are looked at: they have all that is finished.
+        self.ends: dict[Place, int] = _finished(self.folder)
         records = open_records(self.folder)
         self._tables = [records, *_put_aside(self.folder, records)]
-        self.ends: dict[Place, int] = {}
         for table in self._tables:
             for place, offset in next_offsets(table).items():
                 self.ends[place] = max(self.ends.get(place, 0), offset)
@@ -250,6 +255,21 @@ def _firsts(table: DeltaTable, path: str, topic: str | None, bounds: Bounds) -> 
     rows = _places(table, path, topic).group_by(["topic", "partition"]).aggregate([("offset", "min")])
     for row in rows.to_pylist():
         yield (row["topic"], row["partition"]), row["offset_min"]
+
+
+def _finished(folder: Path) -> dict[Place, int]:
+    """Where the last batch ended that Spark's checkpoint has in its log of commits; its offsets are as those of Spark's
+    Kafka source, with more under names that no topic can bear, in the last line of three."""
+    checkpoint = folder / CHECKPOINT
+    done = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdigit()]
+    if not done:
+        return {}
+    try:
+        planned = json.loads((checkpoint / "offsets" / str(max(done))).read_text().splitlines()[2])
+    except (OSError, ValueError, IndexError):
+        return {}  # the tables know it, but for what is no record
+    topics = {name: ends for name, ends in planned.items() if " " not in name}
+    return {(topic, int(partition)): end for topic, ends in topics.items() for partition, end in ends.items()}
 
 
 def _put_aside(folder: Path, records: DeltaTable) -> list[DeltaTable]:

@@ -7,7 +7,8 @@
 What is prepared stays open, over the end of this process and restarts of brokers, until whoever has it calls
 `headrace.commit_prepared` or `abort_prepared`; `commit` does both at once. A block that ends otherwise aborts. No
 timeout ends the transaction: a process that dies in the middle leaves it open, and the next one that takes its
-transactional id aborts it. Until then readers of committed records wait before it.
+transactional id aborts it. Until then readers of committed records wait before it. Whoever commits in the same process
+needs none of that, and gives `open_max_ms`: the broker aborts what is open for longer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyarrow as pa
 from headrace.arrow.write import BATCH_BYTES, Pending, TransactionIdentity, Writer
 from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.admin.cluster import Cluster, Retry
-from headrace.client.admin.produce import open_two_phase
+from headrace.client.admin.produce import ProducerId, open_transaction
 from headrace.client.admin.transactions import end_transactions, send_offsets
 from headrace.client.connection.tls import Tls
 from headrace.client.errors import NoTransaction, TransactionFailed
@@ -46,10 +47,13 @@ class Transaction:
         timeout_ms: int = 30_000,
         tls: Tls = None,
         cluster: Cluster | None = None,
+        open_max_ms: int | None = None,
+        previous: ProducerId | None = None,
     ) -> None:
         """Takes over the transactional id: what is open under it is aborted, and who had it can write nothing more.
 
-        A `cluster` that is given in place of its address is not closed here.
+        A `cluster` that is given in place of its address is not closed here. With the `producer` of a transaction as
+        the `previous` one, only if nobody has taken over since: else it is refused with PRODUCER_FENCED.
         """
         self._codec = codec
         self._batch_bytes = batch_bytes
@@ -62,7 +66,8 @@ class Transaction:
                 cluster = opened.enter_context(Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls))
                 cluster.reach()
             self._cluster = cluster
-            self._identity = TransactionIdentity(transactional_id, open_two_phase(cluster, transactional_id))
+            self.producer = open_transaction(cluster, transactional_id, timeout_ms=open_max_ms, previous=previous)
+            self._identity = TransactionIdentity(transactional_id, self.producer)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
@@ -142,8 +147,8 @@ class Transaction:
 
     @property
     def _prepared(self) -> PreparedTransaction:
-        producer = self._identity.producer
-        return PreparedTransaction(self._identity.transactional_id, producer.producer_id, producer.producer_epoch)
+        name, producer = self._identity.transactional_id, self.producer
+        return PreparedTransaction(name, producer.producer_id, producer.producer_epoch)
 
     def _check_open(self) -> None:
         if self._is_over:

@@ -80,8 +80,9 @@ class Topics:
         return self._views.sql(parsed)
 
     def write(self, rows: DataFrame, topic: str, *, mode: Mode = "append", **options: str) -> None:
-        """Rows to a topic, at least once. Columns become fields of a JSON value, but for _key, _headers, _timestamp and
-        _partition, which are the record's own; a column _value is the value as it is."""
+        """Rows to a topic, as the sink writes them: exactly once, if the broker can. Columns become fields of a JSON
+        value, but for _key, _headers, _timestamp and _partition, which are the record's own; a column _value is the
+        value as it is."""
         self._add(Output(f"topic-{_slug(topic)}", "topic", topic, records_of(rows), mode, options=options))
 
     def write_table(self, rows: DataFrame, path: str, *, partition_by: Sequence[str] = ()) -> None:

@@ -6,8 +6,8 @@
 
 `job.json` names the batches of tables (id), tells a changed job (fingerprint), and keeps the fields that were guessed
 from samples, so that a restart sees the same columns (schemas). It is on disk before a query starts. After a crash
-Spark runs the last batch again: a table takes it once, a topic may get its records twice. A run that ends by itself or
-by a signal has finished its batches.
+Spark runs the last batch again: a table takes it once, and so does a topic for those who read what is committed, unless
+its option `delivery` says otherwise. A run that ends by itself or by a signal has finished its batches.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from headrace.pipelines.query_watch import Batches
 from headrace.pipelines.summary import Progress, Summary, Table, rate
 from headrace.pipelines.table_sink import TableSink
 from headrace.pipelines.views import Views
+from headrace.spark.sink import AT_LEAST_ONCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -201,7 +202,8 @@ def _start(spark: SparkSession, output: Output, options: JobOptions, state: Stat
         writer = output.rows.writeStream.format("headrace").options(**sent)
     else:
         # Spark lets a sink in Python take rows in append mode only; a batch at a time they are the same to a topic.
-        writer = output.rows.writeStream.foreachBatch(partial(_send, sent))
+        named = {} if sent.get("delivery") == AT_LEAST_ONCE else {"writeId": f"{state.id}-{output.name}"}
+        writer = output.rows.writeStream.foreachBatch(partial(_send, sent | named))
     writer = writer.option("checkpointLocation", str(options.folder / output.name)).outputMode(output.mode)
     if options.follow:
         return writer.trigger(processingTime=f"{options.trigger_s:g} seconds").start()
@@ -209,7 +211,9 @@ def _start(spark: SparkSession, output: Output, options: JobOptions, state: Stat
 
 
 def _send(options: Mapping[str, str], rows: DataFrame, batch: int) -> None:
-    rows.write.format("headrace").options(**options).mode("append").save()
+    """A batch that Spark runs again is known by its number."""
+    numbered = {"batchId": str(batch)} if "writeId" in options else {}
+    rows.write.format("headrace").options(**options, **numbered).mode("append").save()
 
 
 def _look(running: Sequence[Running], progress: Progress) -> None:

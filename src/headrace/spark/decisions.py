@@ -10,7 +10,8 @@ in the characters that topics have, as brokers know only these in patterns; othe
 
 A *decision* is the list of the transactions that make up a batch. Once it is written they are committed, by whoever
 comes; until then they are aborted. A query has one decision at a time, that of its last batch, and the next is written
-when all of it is committed.
+when all of it is committed. Spark runs no batch again but the last one: who comes with an earlier one has an older
+checkpoint, in which that number stands for other rows, or is a driver that the query has left behind.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 import string
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -30,6 +32,8 @@ PREFIX: Final = "spark"
 EVERY_ATTEMPT: Final = rf"^{PREFIX}\..*"
 NO_RUN: Final = ""
 NO_BATCH: Final = -1
+EVERY_BATCH: Final = sys.maxsize
+"""Of whoever ends what a query has left, and writes nothing."""
 BEFORE_MAX: Final = 20
 """Runs that are remembered as superseded. A driver is not alone for longer than that many others take over."""
 _VERSION: Final = 1
@@ -67,9 +71,10 @@ def _quoted(text: str) -> str:
     return "".join(chr(byte) if chr(byte) in _PLAIN else f"_{byte:02x}" for byte in text.encode())
 
 
-def attempts_pattern(query: str) -> str:
-    """A regular expression for the transactional ids of all attempts of a query."""
-    return f"^{re.escape(query_prefix(query))}.*"
+def attempts_pattern(query: str, batch: int | None = None) -> str:
+    """A regular expression for the transactional ids of all attempts of a query, or of one batch of it."""
+    of_batch = "" if batch is None else f"{batch}\\."
+    return f"^{re.escape(query_prefix(query))}{of_batch}.*"
 
 
 def query_of(transactional_id: str) -> str | None:
@@ -146,8 +151,8 @@ class Verdict(Enum):
 
     OPEN = "nothing is decided: its driver may decide"
     DECIDED = "what was decided is committed, whatever else was written is aborted"
-    PASSED = "it is committed long since: whatever was written for it is aborted"
-    SUPERSEDED = "the run is over, or another driver has taken the query over: it may end its own attempts, no more"
+    PASSED = "the query is over, and all of it committed: whatever was written for it is aborted"
+    SUPERSEDED = "the run is over, or the query went on without it: it may end its own attempts, no more"
 
 
 def judge(known: Known, batch: Batch) -> Verdict:
@@ -155,11 +160,9 @@ def judge(known: Known, batch: Batch) -> Verdict:
         return Verdict.OPEN
     if isinstance(known, Ended):
         return Verdict.PASSED
-    if batch.run in known.before:
+    if batch.run in known.before or batch.number < known.batch.number:
         return Verdict.SUPERSEDED
-    if known.batch.number == batch.number:
-        return Verdict.DECIDED
-    return Verdict.PASSED if known.batch.number > batch.number else Verdict.OPEN
+    return Verdict.DECIDED if known.batch.number == batch.number else Verdict.OPEN
 
 
 def decide(known: Known, batch: Batch, prepared: Iterable[PreparedTransaction]) -> Decision:

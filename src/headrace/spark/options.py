@@ -140,6 +140,7 @@ OF_SINK: Final = (
     "topic",
     "delivery",
     "writeId",
+    "batchId",
     "kafka.compression.type",
     "kafka.acks",
     "includeHeaders",
@@ -380,6 +381,13 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
 def positive(text: str) -> int:
     number = int(text)
     if number <= 0:
+        raise ValueError
+    return number
+
+
+def count(text: str) -> int:
+    number = int(text)
+    if number < 0:
         raise ValueError
     return number
 

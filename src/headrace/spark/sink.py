@@ -80,6 +80,8 @@ class SinkOptions:
     delivery: str | None = None
     """None: exactly once if the broker can."""
     write_id: str = ""
+    batch_id: int = 0
+    """Of several writes under one name, one after the other."""
     checkpoint: str = ""
 
 
@@ -96,15 +98,19 @@ def parse(given: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     timeout_ms = options.duration_ms(given, "timeout", options.DEFAULT_TIMEOUT_MS)
     delivery = options.choice(given, "delivery", (EXACTLY_ONCE, AT_LEAST_ONCE)) if "delivery" in given else None
     write_id = given.get("writeid", "")
+    batch_id = options.read(given, "batchId", 0, options.count, "a number from 0 on, as foreachBatch has it")
     if write_id and streaming:
         raise SettingError("option writeId is for batch writes: a stream is known by its checkpoint")
+    if "batchid" in given and not write_id:
+        raise SettingError("option batchId numbers the writes of one name: give that with option writeId")
     if write_id and delivery == AT_LEAST_ONCE:
         raise SettingError("option writeId needs delivery=exactly-once: at least once nothing is remembered of a write")
     if write_id:
         delivery = EXACTLY_ONCE
     topic = given.get("topic", "")
     checkpoint = given.get("checkpointlocation", "")
-    return SinkOptions(options.bootstrap(given), topic, codecs[name], timeout_ms, delivery, write_id, checkpoint)
+    bootstrap = options.bootstrap(given)
+    return SinkOptions(bootstrap, topic, codecs[name], timeout_ms, delivery, write_id, batch_id, checkpoint)
 
 
 def check_schema(rows: StructType, chosen: SinkOptions) -> None:
@@ -136,7 +142,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise SettingError("a topic cannot be overwritten, only added to: use mode append")
         check_schema(rows, chosen)
         self._options = chosen
-        batch = Batch(WRITE + (chosen.write_id or str(uuid.uuid4())), str(uuid.uuid4()), 0)
+        batch = Batch(_write_name(chosen), str(uuid.uuid4()), chosen.batch_id)
         self._batch = batch if prepare_batch(chosen, batch) else None
         """None at least once."""
 
@@ -147,10 +153,17 @@ class BatchWriter(DataSourceArrowWriter):
         prepared = _prepared(messages)
         if self._batch is not None and (prepared or self._options.write_id):
             _commit(self._options, self._batch, prepared, last=not self._options.write_id)
+            # No other batch has its run; the process may live on for many writes.
+            sink_commits.let_go(self._options.bootstrap, self._batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if self._batch is not None:
             _abort(self._options, self._batch, messages, last=not self._options.write_id)
+
+
+def _write_name(chosen: SinkOptions) -> str:
+    """A name is of a write to a topic: a job may give its own to several."""
+    return f"{WRITE}{chosen.write_id}@{chosen.topic}" if chosen.write_id else f"{WRITE}{uuid.uuid4()}"
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -271,7 +284,7 @@ def _begin(cluster: Cluster, chosen: SinkOptions, name: str) -> Transaction | No
         told = "the broker has no two-phase transactions, or does not allow them (transaction.two.phase.commit.enable)"
         if chosen.delivery == EXACTLY_ONCE:
             asked = f"option writeId={chosen.write_id!r}" if chosen.write_id else f"option delivery={EXACTLY_ONCE}"
-            raise OperatorError(f"{asked} cannot be: {told}: {error}") from None
+            raise OperatorError(f"{asked} cannot be: {told}: {error}; delivery={AT_LEAST_ONCE} does without") from None
         _warn(f"{told}: rows are written at least once; option delivery={AT_LEAST_ONCE} says that this is meant")
         return None
 

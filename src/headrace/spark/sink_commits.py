@@ -39,6 +39,7 @@ from headrace.spark import decision_log, faults
 from headrace.spark.connections import cluster_at
 from headrace.spark.decisions import (
     EVERY_ATTEMPT,
+    EVERY_BATCH,
     NO_RUN,
     Batch,
     Decision,
@@ -74,6 +75,10 @@ class CommitLost(HeadraceError):
     """Rows of a batch that is decided were aborted by somebody who does not know of decisions."""
 
 
+class DecisionLost(HeadraceError):
+    """What was decided of a batch is gone from where it was written."""
+
+
 class SinkDriver:
     """Of one run of a query. `known` is what is decided, while no other driver takes over."""
 
@@ -86,6 +91,7 @@ class SinkDriver:
         self.known: Known = self._read(cluster, batch, whole=False)
         self._writer = decision_log.DecisionWriter(cluster, batch.query, timeout_ms)
         self._next_whole_sweep = 0.0
+        self._is_checked = False
         try:
             self.known = self._read(cluster, batch, whole=True)
             self.roll_forward(cluster)
@@ -97,10 +103,7 @@ class SinkDriver:
         known = decision_log.read(cluster, batch.query, self._timeout_ms, whole=whole)
         if judge(known, batch) is Verdict.SUPERSEDED:
             assert isinstance(known, Decision)
-            raise AnotherDriver(
-                f"this run of the query is over, or another driver runs it now: run {known.batch.run} has committed "
-                f"batch {known.batch.number}; stop this one"
-            )
+            raise AnotherDriver(_told(known, batch))
         return known
 
     def close(self) -> None:
@@ -110,6 +113,7 @@ class SinkDriver:
         """The rows of the batch count when this returns: these, or those that were decided on before."""
         if judge(self.known, batch) is Verdict.OPEN:
             faults.reached("sink-written", batch.number)
+            self._check_undecided(cluster, batch)
             _check_open(cluster, prepared)
             decision = decide(self.known, batch, prepared)
             self._writer.write(decision)
@@ -120,6 +124,22 @@ class SinkDriver:
         else:
             log.warning("batch %d of %s was committed before: its rows stay as they are", batch.number, batch.query)
             self.roll_forward(cluster)
+
+    def _check_undecided(self, cluster: Cluster, batch: Batch) -> None:
+        """Of a batch that nothing is decided of, nothing can be committed. Once for each driver: whatever it does not
+        find was decided by itself. Coordinators remember an hour of it."""
+        if self._is_checked:
+            return
+        pattern = attempts_pattern(batch.query, batch.number)
+        found = list_transactions(cluster, states=sorted(_COMMITTED), pattern=pattern)
+        if found:
+            raise DecisionLost(
+                f"transactions of batch {batch.number} of {batch.query} are committed, as "
+                f"{found[0].transactional_id!r}, and topic {decision_log.TOPIC!r} does not know of it: it has lost "
+                "records, or was deleted. The batch would be written twice. If its rows are all there, go on with a "
+                "new checkpoint behind it"
+            )
+        self._is_checked = True
 
     def drop(self) -> None:
         """No batch follows: nothing has to be remembered of the query."""
@@ -185,6 +205,19 @@ class SinkDriver:
         return [each.transactional_id for each in listed if each.transactional_id not in decided]
 
 
+def _told(known: Decision, batch: Batch) -> str:
+    if batch.run in known.before:
+        return (
+            f"this run of the query is over, or another driver runs it now: run {known.batch.run} has committed "
+            f"batch {known.batch.number}; stop this one"
+        )
+    return (
+        f"batch {batch.number} comes after batch {known.batch.number} of this query was committed, so nothing of it is "
+        "written: its checkpoint is an older one, or was emptied in part, or another driver runs the query; give it a "
+        "new checkpoint, with the offsets from which to go on"
+    )
+
+
 def _check_open(cluster: Cluster, prepared: Sequence[PreparedTransaction]) -> None:
     """What is decided must be there to be committed: another driver's sweep, or an operator, may have ended it."""
     names = [each.transactional_id for each in prepared]
@@ -227,12 +260,13 @@ def _driver(cluster: Cluster, bootstrap: str, batch: Batch, timeout_ms: int) -> 
     if driver is not None and time.monotonic() - driver.took_over_at < TRUSTED_S:
         return driver, False
     if driver is not None:
-        _forget(bootstrap, batch)
+        let_go(bootstrap, batch)
     driver = _drivers[key] = SinkDriver(cluster, batch, timeout_ms)
     return driver, True
 
 
-def _forget(bootstrap: str, batch: Batch) -> None:
+def let_go(bootstrap: str, batch: Batch) -> None:
+    """The driver of a run in this process, if there is one, with its connections."""
     driver = _drivers.pop((os.getpid(), bootstrap, batch.query, batch.run), None)
     if driver is not None:
         driver.close()
@@ -247,10 +281,10 @@ def commit(
             _commit(bootstrap, batch, prepared, last=last, timeout_ms=timeout_ms)
         except (TransactionFenced, TransactionFailed):
             # Taken over by another one, or too slow: who takes over again knows which.
-            _forget(bootstrap, batch)
+            let_go(bootstrap, batch)
             _commit(bootstrap, batch, prepared, last=last, timeout_ms=timeout_ms)
     except BaseException:
-        _forget(bootstrap, batch)
+        let_go(bootstrap, batch)
         raise
 
 
@@ -268,7 +302,7 @@ def _commit(
         if last:
             driver.drop()
     if last:
-        _forget(bootstrap, batch)
+        let_go(bootstrap, batch)
 
 
 def abort(
@@ -276,7 +310,7 @@ def abort(
 ) -> None:
     """End what attempts at a batch have left, and the run with it. What is decided is committed, whoever gave up: a
     commit that failed is followed by this. A run of NO_RUN is any that there is."""
-    _forget(bootstrap, batch)
+    let_go(bootstrap, batch)
     try:
         with cluster_at(bootstrap, timeout_ms, patient=True) as cluster:
             try:
@@ -290,7 +324,7 @@ def abort(
             if batch.run == NO_RUN:
                 driver.outlast(cluster, batch)
     finally:
-        _forget(bootstrap, batch)
+        let_go(bootstrap, batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +355,7 @@ def unfinished(cluster: Cluster, older_than_ms: int, now_ms: int) -> list[Unfini
 def finish(cluster: Cluster, left: Unfinished, timeout_ms: int) -> tuple[int, int]:
     """Take a query over whose driver is gone, commit what is decided, and abort the rest; how many were committed and
     aborted. A driver that is not gone finds its batch aborted, and nothing of it is committed in part."""
-    driver = SinkDriver(cluster, Batch(left.query, f"finish-{uuid.uuid4()}", 0), timeout_ms)
+    driver = SinkDriver(cluster, Batch(left.query, f"finish-{uuid.uuid4()}", EVERY_BATCH), timeout_ms)
     try:
         driver.sweep(cluster, left.query, whole=True)
     finally:

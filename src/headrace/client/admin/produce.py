@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Final
 
@@ -58,10 +58,17 @@ def init_producer_id(cluster: Cluster) -> ProducerId:
     return cluster.retry(ask)
 
 
-def open_two_phase(cluster: Cluster, transactional_id: str) -> ProducerId:
-    """The identity for the next two-phase transaction of this transactional id: what is open under it is aborted, and
-    who had it before can write nothing more."""
-    request = begin_request(transactional_id, ProducerIdentity(), TRANSACTION_TIMEOUT_MS, two_phase=True)
+def open_transaction(
+    cluster: Cluster, transactional_id: str, *, timeout_ms: int | None = None, previous: ProducerId | None = None
+) -> ProducerId:
+    """The identity for the next transaction of this transactional id: what is open under it is aborted, and who had it
+    before can write nothing more. No timeout ends it, in two phases, unless one is given.
+
+    Who had the `previous` identity goes on, and is refused (PRODUCER_FENCED) if somebody else has come in between.
+    """
+    identity = ProducerIdentity() if previous is None else ProducerIdentity(*astuple(previous))
+    two_phase = timeout_ms is None
+    request = begin_request(transactional_id, identity, timeout_ms or TRANSACTION_TIMEOUT_MS, two_phase=two_phase)
 
     def ask() -> ProducerId:
         coordinator = cluster.transaction_coordinator(transactional_id)
@@ -73,6 +80,10 @@ def open_two_phase(cluster: Cluster, transactional_id: str) -> ProducerId:
     if cluster.pool.feature(FEATURE) < EPOCHS_BUMPED:
         raise Unsupported(f"the broker has no transactions of version {EPOCHS_BUMPED}, to which batches add partitions")
     return found
+
+
+def open_two_phase(cluster: Cluster, transactional_id: str) -> ProducerId:
+    return open_transaction(cluster, transactional_id)
 
 
 @dataclass(slots=True, eq=False)
