@@ -59,6 +59,32 @@ def test_a_replica_that_copied_nothing_knows_who_wrote_what_is_deleted(layout: s
     assert following.offset == 8
 
 
+@proves("J10", "T2")
+@LAYOUTS
+def test_a_replica_whose_past_differs_below_the_start_alone_knows_the_producers_that_its_leader_does(
+    layout: str,
+) -> None:
+    """Its log ends where the leader's begins, and its last batch was never committed."""
+    scene = Scene(brokers=(1, 2), layout=layout, topic={"durability": "disk"})
+    scene.elect(1, (1, 2))
+    scene.until_answered(scene.produce(b"0", producer=(7, 0, 0)))
+    scene.run(0.1)
+    scene.kill(2)
+    scene.elect(1, (1,))
+    scene.until_answered(scene.produce(b"lost", producer=(8, 0, 0), acks=1))
+    scene.run(0.1)
+    scene.kill(1)
+    scene.start(2)
+    scene.elect(2, (2,))
+    scene.until_answered(scene.produce(b"1", producer=(9, 0, 0)))
+    deletion = scene.delete_before(2)
+    scene.until("the deletion", lambda: deletion.answered)
+    assert scene.start(1).log().end_offset == scene.alive[2].log().start_offset == 2
+    scene.tell(1)
+    scene.until("the join", lambda: 1 in scene.keys[0].isr)
+    assert known(scene.alive[1].log()) == known(scene.alive[2].log()) == {7, 9}
+
+
 @LAYOUTS
 def test_a_batch_that_spans_the_start_is_known_once(layout: str) -> None:
     """It is copied, and is not told as one from before."""

@@ -40,7 +40,7 @@ START, RESET = 0, -1
     ("last_epoch", "end", "told"),
     [
         (-1, 3, RESET), (-1, 4, START), (-1, 9, START), (-1, 10, RESET),  # it holds nothing
-        (0, 3, RESET), (0, 4, START), (0, 5, RESET), (0, 9, RESET),  # of an epoch that is forgotten here
+        (0, 3, RESET), (0, 4, RESET), (0, 5, RESET), (0, 9, RESET),  # of an epoch that is forgotten here
         (1, 3, RESET), (1, 4, START), (1, 5, START), (1, 6, START), (1, 7, (1, 6)), (1, 9, (1, 6)),
         (2, 5, (1, 6)), (2, 8, (1, 6)),  # of an epoch that was never here
         (3, 7, START), (3, 8, START), (3, 9, (3, 8)),

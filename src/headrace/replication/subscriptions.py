@@ -70,9 +70,9 @@ def answer(asked: Subscribe, log: Log, watermark: int) -> Answer:
             return Reset(subscription, epoch, log.start_offset)
         return Start(subscription, epoch, asked.end, watermark, log.start_offset)
     ours = log.epoch_end(asked.last_epoch)
-    if ours is None:  # none of its epochs is known here, so whatever it has at or above our start is of another past
-        if asked.end == log.start_offset:
-            return Start(subscription, epoch, asked.end, watermark, log.start_offset)
+    if ours is None:
+        # None of its epochs is known here, so whatever it has may be of another past. Even if all of that lies below
+        # our start: it would tell other things of producers and their transactions.
         return Reset(subscription, epoch, log.start_offset)
     if ours.epoch == asked.last_epoch and asked.end <= ours.end_offset:
         return Start(subscription, epoch, asked.end, watermark, log.start_offset)
