@@ -95,6 +95,27 @@ def test_a_batch_that_is_damaged_costs_none_behind_it(layout: str, a_write: int,
     assert list(read(sim.reopen())) == [*others, b"next"]
 
 
+@proves("F7", "J1")
+@pytest.mark.parametrize(
+    ("damaged", "moved", "lost"),
+    [
+        ([2], 3, [2, 3]), ([2, 4], 3, [2, 3, 4]), ([0], 1, [0, 1]), ([5], 6, [5, 6]),
+        ([2], 4, [2, 4]), ([2, 5], 4, [2, 4, 5]),  # what is whole between the two is right
+    ],
+)  # fmt: skip
+def test_a_base_offset_behind_damage_is_believed_only_as_far_as_what_follows_bears_it_out(
+    damaged: list[int], moved: int, lost: list[int]
+) -> None:
+    """It is outside the CRC. Taken for true, it would leave nothing that could follow it."""
+    sim = filled(PARTITIONED)
+    for nth in damaged:
+        flip(sim, VALUES[nth])
+    flip(sim, VALUES[moved], bytes(batch(VALUES[moved])).find(VALUES[moved]) - 5)
+    log = started(sim)
+    assert (log.end_offset, log.tail) == (BATCHES, Tail.WHOLE)
+    assert list(read(log)) == [value for nth, value in enumerate(VALUES) if nth not in lost]
+
+
 @LAYOUTS
 def test_after_a_loss_of_power_it_may_be_a_torn_write(layout: str) -> None:
     sim = filled(layout)

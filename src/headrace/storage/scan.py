@@ -34,6 +34,7 @@ FIND_WINDOW_BYTES: Final = 1 << 13
 SCAN_WINDOW_BYTES: Final = 1 << 20
 SEARCH_TAIL_BYTES: Final = HEADER_BYTES
 RECORD_LENGTH_BYTES_MAX: Final = 5
+BASE_OFFSET_BYTES: Final = 8
 
 _PLACE_FIELDS = struct.Struct(">qi4xb6xi").unpack_from
 _FOLLOWING_FIELDS = struct.Struct(">qii").unpack_from
@@ -291,21 +292,44 @@ def _check(window: bytes, at: int, position: int, expected_offset: int, chain: C
 
 
 def _search(file: File, position: int, size: int, expected_offset: int, chain: Chain, epoch: int) -> ValidBatch | None:
-    """The next whole batch behind broken bytes, with an offset that can follow."""
-    after = position + 1
+    """The next whole batch behind broken bytes, with an offset that can follow. Nothing before it says whether its base
+    offset is right, so in a chain without gaps what comes behind it should. One that is doubtful counts if the first
+    that is not agrees with it, or if there is none."""
+    doubtful: ValidBatch | None = None
+    for found in _whole_behind(file, position + 1, size, expected_offset, chain, epoch):
+        if not chain.dense or _is_followed(file, size, found):
+            is_refuted = doubtful is not None and found.header.base_offset < doubtful.header.next_offset
+            return found if is_refuted or doubtful is None else doubtful
+        doubtful = doubtful or found
+    return doubtful
+
+
+def _is_followed(file: File, size: int, batch: ValidBatch) -> bool:
+    """Whether the next base offset is the one that has to follow; at the end nothing has to."""
+    end = batch.position + batch.header.size_bytes
+    return end == size or file.pread(BASE_OFFSET_BYTES, end) == batch.header.next_offset.to_bytes(
+        BASE_OFFSET_BYTES, "big"
+    )
+
+
+def _whole_behind(
+    file: File, after: int, size: int, expected_offset: int, chain: Chain, epoch: int
+) -> Iterator[ValidBatch]:
+    """Whole batches from there on, each with an offset that can follow the broken bytes; none lies in another."""
     loose = replace(chain, dense=False)
     while size - after >= HEADER_BYTES:
         window = file.pread(min(SCAN_WINDOW_BYTES, size - after), after)
+        reached = 0
         for at in _candidates(window, expected_offset):
             need = _size_at(window, at)
-            if need is None or need > size - after - at:
+            if at < reached or need is None or need > size - after - at:
                 continue
             batch = window[at : at + need] if at + need <= len(window) else file.pread(need, after + at)
             found = _check(batch, 0, after + at, expected_offset, loose, epoch)
             if isinstance(found, BatchHeader):
-                return ValidBatch(after + at, found)
-        after += max(1, len(window) - SEARCH_TAIL_BYTES)
-    return None
+                yield ValidBatch(after + at, found)
+                reached = at + need
+        after += max(1, len(window) - SEARCH_TAIL_BYTES, reached)
 
 
 def _candidates(window: bytes, expected_offset: int) -> Iterator[int]:
