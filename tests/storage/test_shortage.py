@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from headrace.errors import HeadraceError, StorageFailed, StorageFull
 from headrace.records.batch import read_header
+from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.segments.log import PartitionedLog
 from headrace.storage.segments.segment import NOT_READ
 from headrace.virtual.disk import VirtualDisk
-from storage.harness import Harness, append, batch, values
+from storage.harness import Harness, append, batch, sim_harness, values
 
 SHORT = [errno.EMFILE, errno.ENFILE, errno.ENOMEM]
 
@@ -111,6 +113,24 @@ def test_a_full_disk_is_said_when_it_begins_and_when_it_ends(sim: Harness, caplo
             append(log, batch())
             assert not sim.write()
         assert [record.message for record in caplog.records][1:] == ["orders-0: can be written again"]
+
+
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_a_batch_for_which_those_before_it_cannot_be_written_leaves_nothing_of_its_buffer_behind(layout: str) -> None:
+    """The error is kept for the rest of the turn; the receive buffer of the request must not be."""
+    sim = sim_harness(layout)
+    sim.file_bytes = 2048
+    assert isinstance(sim.disk, VirtualDisk)
+    log = sim.log(segment_bytes=1024)
+    append(log, batch(b"first"))
+    assert not sim.write()
+    append(log, batch(b"x" * 900))
+    sim.disk.capacity_bytes -= sim.disk.free_bytes("/") - 5
+    received = bytearray(batch(b"y" * 1200))
+    with suppress(StorageFull):
+        log.append(memoryview(received), read_header(received), 0)
+        pytest.fail("it was taken")
+    received.clear()
 
 
 def test_epochs_that_cannot_be_opened_refuse_a_batch_and_no_more(sim: Harness) -> None:

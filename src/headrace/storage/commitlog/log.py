@@ -282,7 +282,7 @@ class SharedLog(LocalLog):
         error = self._services.write_now(self)
         if error is not None:
             self._refusal = self._refusal or error
-            raise error
+            raise error.again()
 
     def prepare(self) -> HeadraceError | None:
         """Make sure that what was staged can be written and found; or take it back and answer why."""

@@ -270,7 +270,7 @@ class PartitionedLog(LocalLog):
     def _roll_in_turn(self) -> Segment:
         if self._staged and (error := self.write()) is not None:
             self._refusal = self._refusal or error
-            raise error
+            raise error.again()
         sparse = self._active.sparse and self.copying
         try:
             self.roll()
