@@ -169,6 +169,13 @@ class Scene:
         self.coordinator.add(name, AddRequest(who.producer_id, who.epoch, places, version), waiter)
         return waiter
 
+    def verify(
+        self, who: InitReply | EndReply, places: frozenset[Place] = PLACES, name: str = ID
+    ) -> Waiter[dict[Place, int]]:
+        waiter: Waiter[dict[Place, int]] = Waiter()
+        self.coordinator.verify(name, AddRequest(who.producer_id, who.epoch, places), waiter)
+        return waiter
+
     def end(
         self, who: InitReply | EndReply, name: str = ID, *, committed: bool = True, version: int = 2
     ) -> Waiter[EndReply]:

@@ -8,7 +8,14 @@ import pytest
 from headrace.coordinators.record_fields import Record
 from headrace.coordinators.state_log import AppendDone, partition_of
 from headrace.errors import CorruptBatch, ErrorCode
-from headrace.transactions.coordinator import HELD_MAX, HELD_SECONDS, ID_BYTES_MAX, OPENED_PER_TURN, PAUSE_SECONDS
+from headrace.transactions.coordinator import (
+    HELD_MAX,
+    HELD_SECONDS,
+    ID_BYTES_MAX,
+    OPENED_PER_TURN,
+    PARTITIONS_MAX,
+    PAUSE_SECONDS,
+)
 from headrace.transactions.descriptions import LISTED_PER_TURN, ListFilter
 from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import AddRequest, EndReply, InitReply, MarkerRequest
@@ -51,11 +58,10 @@ def test_nothing_is_answered_and_no_marker_sent_before_the_log_has_it(scene: Sce
     adding = scene.add(producer)
     assert not adding.answered
     assert scene.state() == "Empty"
-    asked = AddRequest(producer.producer_id, producer.epoch, PLACES)
-    assert set(scene.coordinator.verify(ID, asked).values()) == {ErrorCode.TRANSACTION_ABORTABLE}
+    assert set(scene.verify(producer).reply.values()) == {NOT_COORDINATOR}, "it is not known yet"
     scene.acknowledge()
     assert adding.reply == OK
-    assert set(scene.coordinator.verify(ID, asked).values()) == {OK}
+    assert set(scene.verify(producer).reply.values()) == {OK}
     ending = scene.end(producer)
     assert not ending.answered
     assert scene.written == []
@@ -119,9 +125,91 @@ def test_a_newer_epoch_than_was_handed_out_is_refused_only_by_who_is_still_the_c
     ending = scene.end(later)
     scene.acknowledge(stored)
     assert ending.reply.error_code == told
-    verified = scene.coordinator.verify(ID, AddRequest(later.producer_id, later.epoch, PLACES))
-    assert set(verified.values()) == {NOT_COORDINATOR}
+    verified = scene.verify(later)
+    scene.acknowledge(stored)
+    assert set(verified.reply.values()) == {told}
     assert scene.add(replace(producer, epoch=-1)).reply == ErrorCode.PRODUCER_FENCED
+    assert set(scene.verify(replace(producer, epoch=-1)).reply.values()) == {ErrorCode.PRODUCER_FENCED}
+
+
+@proves("T2")
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [(OK, ErrorCode.INVALID_PRODUCER_ID_MAPPING), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)],
+)
+def test_a_producer_id_that_was_not_handed_out_is_refused_only_by_who_is_still_the_coordinator(
+    scene: Scene, stored: int, told: int, is_known: bool
+) -> None:
+    """A later coordinator may have handed it out, for a transactional id of which this one has never heard."""
+    if is_known:
+        scene.init()
+    other = InitReply(OK, 5000, 0)
+    scene.held = True
+    asked = scene.add(other), scene.verify(other), scene.end(other)
+    assert not any(each.answered for each in (asked[0], asked[2]))
+    assert set(asked[1].reply.values()) == {NOT_COORDINATOR}, "one question at a time"
+    scene.acknowledge(stored)
+    assert asked[0].reply == told
+    scene.acknowledge(stored)
+    assert asked[2].reply.error_code == told
+    verified = scene.verify(other)
+    assert not verified.answered
+    scene.acknowledge(stored)
+    assert set(verified.reply.values()) == {told}
+    if is_known:
+        opening = scene.init(producer_id=other.producer_id, epoch=0)
+        scene.acknowledge(stored)
+        assert opening.reply.error_code == (told if stored else ErrorCode.PRODUCER_FENCED)
+    scene.held = False
+    assert scene.init().reply == InitReply(OK, 1000, 1 if is_known else 0)
+    assert scene.take_over().describe(ID).epoch == (1 if is_known else 0)
+
+
+def test_a_transactional_id_that_is_asked_for_while_it_is_not_known_is_handed_out_behind_the_answer(
+    scene: Scene,
+) -> None:
+    scene.held = True
+    adding, opening = scene.add(InitReply(OK, 5000, 0)), scene.init()
+    assert not opening.answered
+    scene.acknowledge()
+    assert adding.reply == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    scene.acknowledge()
+    assert opening.reply == InitReply(OK, 1000, 0)
+    scene.held = False
+    assert scene.take_over().describe(ID).producer_id == 1000, "no record behind it says that there is none"
+
+
+def test_nothing_is_kept_of_a_transactional_id_that_nobody_has_asked_for(scene: Scene) -> None:
+    other = InitReply(OK, 5000, 0)
+    for nth in range(5):
+        assert scene.add(other, name=f"{nth}").reply == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        assert scene.end(other, name=f"{nth}").reply.error_code == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        assert set(scene.verify(other, name=f"{nth}").reply.values()) == {ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+    many = frozenset(("a", nth) for nth in range(PARTITIONS_MAX + 1))
+    assert scene.add(other, many).reply == ErrorCode.POLICY_VIOLATION
+    appended = len(scene.log[0])
+    assert scene.add(other, name="x" * (ID_BYTES_MAX + 1)).reply == ErrorCode.INVALID_PRODUCER_ID_MAPPING, (
+        "nobody can have it"
+    )
+    assert len(scene.log[0]) == appended
+    assert not scene.coordinator._shards[0].live
+    assert not scene.listed()
+
+
+@proves("T2")
+def test_a_transaction_ends_though_its_producer_is_refused_while_the_last_marker_is_written(scene: Scene) -> None:
+    scene.markers_held = True
+    producer = scene.begun()
+    assert scene.end(producer, version=1).reply.error_code == OK
+    scene.held = True
+    refused = scene.end(producer, committed=False, version=1)
+    scene.write_markers()
+    scene.acknowledge()
+    assert refused.reply.error_code == ErrorCode.INVALID_TXN_STATE
+    scene.held = scene.markers_held = False
+    scene.advance(1)
+    assert scene.state() == "CompleteCommit"
 
 
 @proves("T2")

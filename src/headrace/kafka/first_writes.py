@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from headrace.cluster.image import NO_LEADER, Image
@@ -179,16 +180,16 @@ class FirstWrites:
 
     def _ask_here(self, transaction: Transaction, places: dict[Place, list[Key]]) -> None:
         request = AddRequest(transaction.producer_id, transaction.epoch, frozenset(places), EPOCHS_BUMPED)
-        if transaction.support < Support.ADDED:
-            codes = self._transactions.verify(transaction.transactional_id, request)
-            self._answered(transaction, places, codes)
-            return
 
-        def added(code: int) -> None:
-            self._answered(transaction, places, {}, code)
+        def answered(codes: Mapping[Place, int], otherwise: int = 0) -> None:
+            self._answered(transaction, places, codes, otherwise)
             self._clock.call_soon(self._partitions.end_turn)
 
-        self._transactions.add(transaction.transactional_id, request, added, HELD_SECONDS)
+        if transaction.support < Support.ADDED:
+            self._transactions.verify(transaction.transactional_id, request, answered)
+        else:
+            added = partial(answered, {})
+            self._transactions.add(transaction.transactional_id, request, added, HELD_SECONDS)
 
     def _ask_broker(self, broker: int, asked: dict[Transaction, dict[Place, list[Key]]]) -> None:
         def reply(answer: Message | HeadraceError) -> None:

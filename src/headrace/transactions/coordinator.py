@@ -75,6 +75,15 @@ TRANSACTIONS: Final = StateTopic(
     "transactions may then end otherwise than they were decided, and transactional ids may be handed out anew",
 )
 
+DOUBTFUL: Final = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.TRANSACTION_ABORTABLE,
+    }
+)
+"""A producer gives up for these, and a later coordinator may know better."""
 FAULTS: Final = {**APPEND_FAULTS, ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.POLICY_VIOLATION}
 
 
@@ -212,21 +221,31 @@ class TransactionCoordinator:
             reply(entry)
         elif len(request.partitions) > PARTITIONS_MAX:
             reply(ErrorCode.POLICY_VIOLATION)
+            self._rest(entry)
         elif len(entry.adding) >= HELD_MAX:
             reply(ErrorCode.CONCURRENT_TRANSACTIONS)
         else:
             entry.adding.append((self._clock.now() + held_seconds, request, reply))
             self._go_on(entry)
 
-    def verify(self, transactional_id: str, request: AddRequest) -> dict[Place, int]:
+    def verify(self, transactional_id: str, request: AddRequest, reply: Callable[[dict[Place, int]], None]) -> None:
         """Whether each of the partitions is in the producer's open transaction."""
-        shard = self._find(transactional_id) if transactional_id else ErrorCode.INVALID_REQUEST
+
+        def refuse(code: int) -> None:
+            reply(dict.fromkeys(request.partitions, code))
+
+        shard = self._id_fault(transactional_id) or self._find(transactional_id)
         if isinstance(shard, int):
-            return dict.fromkeys(request.partitions, shard)
-        kept = shard.peek(transactional_id)
-        if table.is_ahead(kept, request.producer_id, request.epoch):
-            return dict.fromkeys(request.partitions, ErrorCode.NOT_COORDINATOR)
-        return table.verify(kept, request)
+            refuse(shard)
+            return
+        codes = table.verify(shard.peek(transactional_id), request)
+        worst = next((code for code in codes.values() if code in DOUBTFUL), None)
+        if worst is None:
+            reply(codes)
+            return
+        entry = shard.entry(transactional_id) or shard.create(transactional_id)
+        self._refuse(entry, request, worst, lambda code: reply(codes) if code == worst else refuse(code))
+        self._go_on(entry)
 
     def end(self, transactional_id: str, request: EndRequest, reply: Callable[[EndReply], None]) -> None:
         entry = self._entry(transactional_id)
@@ -250,16 +269,29 @@ class TransactionCoordinator:
     def _refuse(
         self, entry: Entry, request: InitRequest | AddRequest | EndRequest, code: int, refuse: Callable[[int], None]
     ) -> None:
-        """Who hears this may give up. One with a newer epoch than was handed out here, or whose transaction is not open
-        here, may have that from a later coordinator: only a broker that can still append is the one that knows better.
-        """
-        is_ahead = table.is_ahead(entry.kept, request.producer_id, request.epoch)
-        if code != ErrorCode.INVALID_TXN_STATE and not (code == ErrorCode.PRODUCER_FENCED and is_ahead):
+        """Who hears this may give up. What it has may be from a later coordinator, unless that is an epoch before the
+        one that is kept: only a broker that can still append is the one that knows better."""
+        is_older = table.is_older(entry.kept, request.producer_id, request.epoch)
+        if code not in DOUBTFUL or (code == ErrorCode.PRODUCER_FENCED and is_older):
             refuse(code)
-        elif entry.busy or entry.kept is None:
+        elif entry.busy or entry.shard.live.get(entry.transactional_id) is not entry:
             refuse(ErrorCode.NOT_COORDINATOR)
         else:
-            self._store(entry, entry.kept, lambda failed: refuse(failed or code))
+            self._confirm(entry, lambda failed: refuse(failed or code))
+
+    def _confirm(self, entry: Entry, then: Callable[[int], None]) -> None:
+        """Append what the log says of the entry already, or that there is none; `then` hears whether that was taken."""
+        if entry.kept is not None:
+            self._store(entry, entry.kept, then)
+            return
+        entry.busy = True
+
+        def done(code: int) -> None:
+            entry.busy = False
+            then(FAULTS.get(code, code))
+            self._go_on(entry)
+
+        self._append(entry.shard, [(encode_key(entry.transactional_id), None)], done)
 
     # Changes
 
@@ -434,19 +466,25 @@ class TransactionCoordinator:
         """Every partition has its marker. Tried until the log has it, or another broker leads. Where the next
         transaction waits to begin, one record says both; after a failure, which may be the fault of what was to be
         added, this goes `alone`."""
-        if entry.shard.gone or entry.kept is not kept or entry.busy:
+        if entry.shard.gone or entry.kept is not kept:
             return
 
         def stored(code: int) -> None:
             if code != ErrorCode.NONE and not entry.shard.gone:
-                again = partial(self._complete, entry, kept, alone=True)
-                self._alarms.keep((entry, kept), self._clock.now() + PAUSE_SECONDS, again)
+                self._complete_later(entry, kept, alone=True)
 
+        if entry.busy:  # somebody is being refused, which says again what is kept
+            self._complete_later(entry, kept, alone=alone)
+            return
         completed = table.complete(kept, self._wall.latest_ms())
         if alone:
             self._store(entry, completed, stored)
         else:
             self._add_waiting(entry, completed, stored)
+
+    def _complete_later(self, entry: Entry, kept: Transaction, *, alone: bool) -> None:
+        again = partial(self._complete, entry, kept, alone=alone)
+        self._alarms.keep((entry, kept), self._clock.now() + PAUSE_SECONDS, again)
 
     # Waits and timeouts
 
@@ -597,14 +635,19 @@ class TransactionCoordinator:
 
     # Where it is
 
-    def _entry(self, transactional_id: str) -> Entry | int:
+    def _id_fault(self, transactional_id: str) -> int:
+        """Of one that nobody can have."""
         if not transactional_id:
             return ErrorCode.INVALID_REQUEST
-        shard = self._find(transactional_id)
+        is_long = len(transactional_id.encode()) > ID_BYTES_MAX
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if is_long else ErrorCode.NONE
+
+    def _entry(self, transactional_id: str) -> Entry | int:
+        """With nothing kept if nobody has asked for the id here."""
+        shard = self._id_fault(transactional_id) or self._find(transactional_id)
         if isinstance(shard, int):
             return shard
-        entry = shard.entry(transactional_id)
-        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if entry is None else entry
+        return shard.entry(transactional_id) or shard.create(transactional_id)
 
     def _find(self, transactional_id: str) -> Shard | int:
         """The shard of this transactional id, or the code that says why it cannot be asked."""

@@ -292,10 +292,9 @@ def verify(kept: Transaction | None, request: AddRequest) -> dict[Place, int]:
     }
 
 
-def is_ahead(kept: Transaction | None, producer_id: int, epoch: int) -> bool:
-    """Whether somebody has a newer epoch than was handed out here: a later coordinator may have, of which this one has
-    not heard yet."""
-    return kept is not None and producer_id == kept.client.producer_id and epoch > kept.client.epoch
+def is_older(kept: Transaction | None, producer_id: int, epoch: int) -> bool:
+    """Whether it is an identity that another has followed, whatever a later coordinator may have handed out."""
+    return kept is not None and producer_id == kept.client.producer_id and epoch < kept.client.epoch
 
 
 def _access_fault(kept: Transaction | None, request: AddRequest) -> int:

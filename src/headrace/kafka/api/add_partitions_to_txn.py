@@ -9,6 +9,7 @@ say OPERATION_NOT_ATTEMPTED.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from headrace.errors import ErrorCode
@@ -38,7 +39,8 @@ def handle(request: Request) -> Message | None:
     for one in body.transactions:
         asked = AddRequest(one.producer_id, one.producer_epoch, _places(one.topics), EPOCHS_BUMPED)
         if one.verify_only:
-            answer.take(one.transactional_id, request.services.transactions.verify(one.transactional_id, asked))
+            take = partial(answer.take, one.transactional_id)
+            request.services.transactions.verify(one.transactional_id, asked, take)
         else:
             answer.add(one.transactional_id, asked)
     return None
