@@ -13,7 +13,6 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,10 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 DEFAULT_MAX_OFFSETS: Final = 2_000_000
-# Spark runs a task again whose Python process died, but not a query whose planning or committing one did, or did not
-# start within 10 s on a busy machine.
-WORKER_LOST: Final = ("Python worker failed to connect back", "Python worker exited unexpectedly")
-RESTARTS: Final = 5
 NO_SPACE: Final = "No space left on device"
 """As an archive's tasks say it, and Spark of its checkpoint."""
 # A broker may be restarted under the archive.
@@ -297,20 +292,15 @@ class _Followed:
 
 
 def _run(start: Callable[[], StreamingQuery], followed: _Followed, stopping: threading.Event, folder: Path) -> bool:
-    """Run the query to its end, and again where it failed for want of a Python process. True if interrupted."""
-    for left in reversed(range(RESTARTS + 1)):
-        try:
-            query = start()
-            return query_watch.follow([query], partial(followed.see, query), stopping)
-        except StreamingQueryException as error:
-            if NO_SPACE in str(error):
-                raise OperatorError(
-                    f"the archive {folder} cannot be written: {NO_SPACE}; make room and run it again, it goes on where "
-                    "it ended"
-                ) from None
-            if not left or not any(text in str(error) for text in WORKER_LOST):
-                raise
-    raise AssertionError("the last try returns or raises")
+    """Run the query to its end. True if interrupted."""
+    try:
+        return query_watch.run(lambda: [start()], lambda queries: followed.see(queries[0]), stopping)
+    except StreamingQueryException as error:
+        if NO_SPACE not in str(error):
+            raise
+        raise OperatorError(
+            f"the archive {folder} cannot be written: {NO_SPACE}; make room and run it again, it goes on where it ended"
+        ) from None
 
 
 def _summary(

@@ -28,13 +28,12 @@ from headrace.errors import OperatorError
 from headrace.pipelines import archive_tables, delta
 from headrace.pipelines.archive_files import DataFile, FileSet
 from headrace.pipelines.archive_tables import DEAD_LETTERS, DEAD_SCHEMA, RECORDS
-from headrace.spark import faults
+from headrace.spark import faults, task_batch
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 REASON: Final = "reason"
-BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,8 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
         context = TaskContext.get()
         assert context is not None
-        prefix = f"{self._query}-{int(context.getLocalProperty(BATCH_PROPERTY) or 0):08}-{context.partitionId():05}"
+        (batch,) = task_batch.told(task_batch.BATCH_ID)
+        prefix = f"{self._query}-{int(batch):08}-{context.partitionId():05}"
         records = FileSet(self._archive / RECORDS, prefix, self._inside, by_date=True)
         dead = FileSet(self._archive / DEAD_LETTERS, prefix, DEAD_SCHEMA, by_date=False)
         try:

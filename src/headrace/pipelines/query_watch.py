@@ -2,15 +2,23 @@
 
 On a signal the batch that runs comes to its end first, so that nothing of it is done twice. Spark begins the next one
 at once if there is more to read; that one, and one that takes too long, is broken off and run again by the next start.
+
+Spark runs a task again whose Python process died, but not a query whose planning or committing one did. One that plans
+a stream has to answer within ten seconds of its start, which no setting changes (4.3): a busy machine may be too slow
+for that. Such queries are started again, and go on from their checkpoints.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import StreamingQueryException
 
 from headrace.pipelines.summary import Progress
 from headrace.spark import faults
@@ -18,10 +26,15 @@ from headrace.spark import faults
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+log = logging.getLogger(__name__)
+
 POLL_S: Final = 0.2
 # Short, for the sake of the batch that comes after the last one.
 STOP_POLL_S: Final = 0.02
 STOP_WITHIN_S: Final = 60.0
+WORKER_LOST: Final = ("Python worker failed to connect back", "Python worker exited unexpectedly")
+"""Words of Spark; tests/spark/test_next_spark.py looks for them there."""
+RESTARTS: Final = 5
 
 
 class Batches:
@@ -43,6 +56,24 @@ class Batches:
             self._last = each["batchId"]
             faults.reached("batch-done", self._last)
         return done  # type: ignore[return-value]
+
+
+def run(
+    start: Callable[[], Sequence[StreamingQuery]],
+    look: Callable[[Sequence[StreamingQuery]], None],
+    stopping: threading.Event,
+) -> bool:
+    """Start queries and follow them to their end, again where one failed for want of a Python process. True if a signal
+    came first."""
+    for left in reversed(range(RESTARTS + 1)):
+        try:
+            queries = start()
+            return follow(queries, partial(look, queries), stopping)
+        except StreamingQueryException as error:
+            if not left or not any(text in str(error) for text in WORKER_LOST):
+                raise
+            log.warning("a Python process of Spark did not start in time, or died: the query goes on with another")
+    raise AssertionError("the last try returns or raises")
 
 
 def follow(queries: Sequence[StreamingQuery], look: Callable[[], None], stopping: threading.Event) -> bool:

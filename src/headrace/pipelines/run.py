@@ -74,16 +74,15 @@ class State:
 
 @dataclass(slots=True)
 class Running:
-    """A query and what was seen of its batches."""
+    """What was seen of the batches of a query, which may be started anew."""
 
     output: Output
-    query: StreamingQuery
     seen: Batches = field(default_factory=Batches)
     batches: int = 0
     records: int = 0
 
-    def see(self) -> None:
-        for each in self.seen.fresh(self.query):
+    def see(self, query: StreamingQuery) -> None:
+        for each in self.seen.fresh(query):
             self.records += max(0, each["numInputRows"])
             self.batches += 1
 
@@ -111,9 +110,9 @@ def run(spark: SparkSession, options: JobOptions, progress: Progress | None = No
             _save(options.folder, State(state.id, print_of_job, schemas))
             made = _make_topics(options.bootstrap, topics.outputs)
             with query_watch.signals() as stopping:
-                running = _start_all(spark, topics.outputs, options, state)
-                queries = [each.query for each in running]
-                interrupted = query_watch.follow(queries, partial(_look, running, progress), stopping)
+                running = [Running(output) for output in topics.outputs]
+                start = partial(_start_all, spark, topics.outputs, options, state)
+                interrupted = query_watch.run(start, partial(_look, running, progress), stopping)
         finally:
             views.close()
         progress.done()
@@ -170,17 +169,19 @@ def _make_topics(bootstrap: str, outputs: Sequence[Output]) -> list[str]:
     return made
 
 
-def _start_all(spark: SparkSession, outputs: Sequence[Output], options: JobOptions, state: State) -> list[Running]:
-    running: list[Running] = []
+def _start_all(
+    spark: SparkSession, outputs: Sequence[Output], options: JobOptions, state: State
+) -> list[StreamingQuery]:
+    queries: list[StreamingQuery] = []
     try:
         for output in outputs:
-            running.append(Running(output, _start(spark, output, options, state)))
-            _wait_until_reading(running[-1].query)
+            queries.append(_start(spark, output, options, state))
+            _wait_until_reading(queries[-1])
     except BaseException:
-        for each in running:
-            each.query.stop()
+        for each in queries:
+            each.stop()
         raise
-    return running
+    return queries
 
 
 def _wait_until_reading(query: StreamingQuery) -> None:
@@ -216,9 +217,9 @@ def _send(options: Mapping[str, str], rows: DataFrame, batch: int) -> None:
     rows.write.format("headrace").options(**options, **numbered).mode("append").save()
 
 
-def _look(running: Sequence[Running], progress: Progress) -> None:
-    for each in running:
-        each.see()
+def _look(running: Sequence[Running], progress: Progress, queries: Sequence[StreamingQuery]) -> None:
+    for each, query in zip(running, queries, strict=True):
+        each.see(query)
     records = sum(each.records for each in running)
     batches = sum(each.batches for each in running)
     progress.say(f"read {records:,} records in {batches:,} batches, {rate(records, progress.elapsed_s)}")

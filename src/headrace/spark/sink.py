@@ -40,7 +40,7 @@ from headrace.client.errors import TransactionFailed
 from headrace.client.producer.transaction_requests import PreparedTransaction
 from headrace.errors import ErrorCode, HeadraceError, OperatorError, SettingError, Unsupported
 from headrace.records.codecs import Codec
-from headrace.spark import decision_log, options, sink_commits
+from headrace.spark import decision_log, options, sink_commits, task_batch
 from headrace.spark.connections import cluster_at
 from headrace.spark.decisions import NO_RUN, Batch, Verdict, judge
 
@@ -63,9 +63,6 @@ _TYPES: Final = {
     "timestamp": ("timestamp",),
 }
 _SENT: Final = ("key", "value", "headers", "timestamp", "partition")
-_QUERY_ID: Final = "sql.streaming.queryId"
-_BATCH_ID: Final = "streaming.sql.batchId"
-_RUN_ID: Final = "spark.jobGroup.id"
 _NOT_TO_BE_HAD: Final = frozenset({ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION})
 
 Send = Callable[[str, pa.RecordBatch], Pending]
@@ -197,15 +194,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _stream_batch() -> Batch:
-    context = TaskContext.get()
-    told = [context.getLocalProperty(name) for name in (_QUERY_ID, _RUN_ID, _BATCH_ID)] if context else []
-    if not told or None in told:
-        raise OperatorError(
-            f"this Spark does not tell its tasks of which query and batch they are ({_QUERY_ID}, {_RUN_ID}, "
-            f"{_BATCH_ID}): what they write cannot be told apart; use option delivery={AT_LEAST_ONCE}"
-        )
-    query, run, number = told
-    return Batch(str(query), str(run), int(number or 0))
+    query, run, number = task_batch.told(task_batch.QUERY_ID, task_batch.RUN_ID, task_batch.BATCH_ID)
+    return Batch(query, run, int(number))
 
 
 def _batch_of(messages: Iterable[WriterCommitMessage | None]) -> Batch | None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _hinted: list[bool] = []
-_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class HeadraceSource(DataSource):
@@ -68,7 +66,7 @@ class HeadraceSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         chosen = options.parse(self._to_read(schema), streaming=False, columns=_columns(schema))
-        return FilteringReader(chosen) if chosen.push_filters and _filters_follow() else BatchReader(chosen)
+        return FilteringReader(chosen) if chosen.push_filters else BatchReader(chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(options.parse(self._to_read(schema), streaming=True, columns=_columns(schema)))
@@ -97,12 +95,6 @@ def _hint() -> None:
         _hinted.append(True)
         settings = ", ".join(f"{key}={value}" for key, value in SETTINGS.items() if "arrow.max" in key or "unix" in key)
         log.warning("headrace: Spark is faster with %s; headrace.spark.start sets them", settings)
-
-
-def _filters_follow() -> bool:
-    """Where pushdown is off, Spark refuses a reader that has it; where it is on, a worker of its own takes filters."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", "") == _PUSHDOWN_WORKER
 
 
 def _columns(asked: StructType) -> tuple[str, ...]:
@@ -177,6 +169,8 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
+    """Spark refuses it, and names the setting, where `spark.sql.python.filterPushdown.enabled` is off."""
+
     def pushFilters(self, filters_: list[Filter]) -> list[Filter]:
         self._pushed, left = filters.push(filters_)
         return left
