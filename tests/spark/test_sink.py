@@ -13,9 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from brokers import Broker
+from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.errors import NoBroker
 from headrace.spark import sink
-from spark.confluent_rows import create_topic, rows_of
+from proving import proves
+from spark.confluent_rows import create_topic, odd_records, rows_of, send
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,6 +99,24 @@ def test_a_stream_from_topic_to_topic(spark: SparkSession, broker: Broker, tmp_p
         write = write.option("topic", target).option("checkpointLocation", str(tmp_path / "checkpoint"))
         assert write.queryName("changed").trigger(availableNow=True).start().awaitTermination(120)
     assert sorted(row[4] for row in rows_of(broker, target)) == sorted(b"out %d" % n for n in range(500))
+
+
+@proves("S3")
+def test_a_stream_needs_a_topic_and_a_checkpoint_and_nothing_else(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """But the address of a broker that is not where one is by default; and a frame of the source goes as it is."""
+    assert sink.parse({"topic": "t"}, streaming=True).bootstrap == DEFAULT_BOOTSTRAP
+    source, target = create_topic(broker, partitions=2), create_topic(broker, partitions=2)
+    send(broker, source, odd_records())
+    read = spark.readStream.format("headrace").option("bootstrap", broker.bootstrap).option("subscribe", source)
+    rows = read.option("startingOffsets", "earliest").option("includeHeaders", "true").load()
+    write = rows.writeStream.format("headrace").option("bootstrap", broker.bootstrap)
+    write = write.option("topic", target).option("checkpointLocation", str(tmp_path))
+    assert write.trigger(availableNow=True).start().awaitTermination(120)
+    assert [(row[1], *row[3:7]) for row in rows_of(broker, target)] == [
+        (row[1], *row[3:7]) for row in rows_of(broker, source)
+    ]
 
 
 @pytest.mark.parametrize(

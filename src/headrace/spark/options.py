@@ -61,6 +61,7 @@ class SourceOptions:
     start: Bound
     end: Bound
     columns: tuple[str, ...]
+    """All that is read: Spark 4.3 tells a Python source nothing of the columns that a query uses."""
     fail_on_data_loss: bool
     late_start: Literal["error", "latest"]
     max_offsets: int | None

@@ -114,12 +114,18 @@ def check_schema(rows: StructType, chosen: SinkOptions) -> None:
     """SettingError unless rows of this schema can be written."""
     found = {field.name: field.dataType.simpleString() for field in rows}
     if "value" not in found:
-        raise SettingError(f"there is no column 'value' to write, only {', '.join(found) or 'none'}")
+        raise SettingError(
+            f"there is no column 'value' to write, only {', '.join(found) or 'none'}: make one, such as "
+            "df.selectExpr('to_json(struct(*)) as value')"
+        )
     if not chosen.topic and "topic" not in found:
         raise SettingError("no topic to write to: set option topic, or have a column 'topic'")
     for name, types in _TYPES.items():
         if name in found and found[name] not in types:
-            raise SettingError(f"column {name!r} is {found[name]}; to be written it has to be {' or '.join(types)}")
+            raise SettingError(
+                f"column {name!r} is {found[name]}; to be written it has to be {' or '.join(types)}: cast it, or "
+                "drop it if it is not meant"
+            )
 
 
 @dataclass
