@@ -17,10 +17,12 @@ import headrace.arrow
 from brokers import Broker
 from clients.topics import create_topic
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.transactions import list_transactions
+from headrace.client.admin.operations import delete_topic
+from headrace.client.admin.transactions import describe_transactions, list_transactions
 from headrace.errors import OperatorError, SettingError
 from headrace.pipelines import replay
 from headrace.pipelines.replay_archive import ArchiveReplay
+from headrace.spark import faults
 from headrace.spark.faults import VARIABLE
 from pipelines.archived_world import PARTITIONS, Rows, World
 from proving import proves
@@ -63,13 +65,70 @@ def test_a_replay_has_every_record_in_its_partition_and_order_with_key_headers_a
     assert replayed(world, to) == expected(world)
     again = replay.run(options(world, to))
     assert (again.facts["records"], again.facts["went_on"]) == (0, True)
-    world.produce()
+    more_archived(world)
+    replay.run(options(world, to))
+    assert replayed(world, to) == expected(world), "also what was archived since, of every partition"
+    replay.run(options(world, to, name=f"another {to}"))
+    assert sum(map(len, replayed(world, to).values())) == 2 * sum(map(len, world.written.values()))
+    with Cluster(world.bootstrap) as cluster:
+        delete_topic(cluster, to)
+    replay.run(options(world, to))
+    assert replayed(world, to) == expected(world), "a topic that was deleted has nothing of it"
+
+
+def more_archived(world: World) -> None:
+    """Of every partition."""
+    counts = {n: len(world.written[n]) for n in range(PARTITIONS)}
+    while any(len(world.written[n]) == counts[n] for n in range(PARTITIONS)):
+        world.produce()
     while world.torn or any(world.archived[n] < len(world.written[n]) for n in range(PARTITIONS)):
         world.archive()
-    replay.run(options(world, to, name="another"))
-    assert sum(map(len, replayed(world, to).values())) == summary.facts["records"] + sum(
-        map(len, world.written.values())
-    )
+
+
+@proves("S5")
+def test_a_name_is_of_one_replay(world: World) -> None:
+    to, name = f"{world.topic}-named", f"named {uuid.uuid4()}"
+    replay.run(options(world, to, name=name, key=b"k7"))
+    with pytest.raises(OperatorError, match="was begun with another archive, topic or choice of records"):
+        replay.run(options(world, to, name=name, key=b"k8"))
+    assert [row[1] for rows in replayed(world, to).values() for row in rows] == [b"k7"]
+
+
+@proves("S5")
+def test_of_two_processes_that_run_one_replay_the_later_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins when the first has written a window, and is done before the first writes the next."""
+    to = f"{world.topic}-twice"
+
+    def reached(point: str, number: int) -> None:
+        if (point, number) == ("replay-committed", 0):
+            patched.undo()
+            assert replay.run(options(world, to)).ok
+
+    with monkeypatch.context() as patched:
+        patched.setattr(faults, "reached", reached)
+        with pytest.raises(OperatorError, match="another process runs the replay"):
+            replay.run(options(world, to, rate=25))
+    assert replayed(world, to) == expected(world)
+
+
+@proves("S5")
+def test_times_are_meant_from_when_a_replay_began(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed as so long ago, they are others when the command is run again."""
+    to, every = f"{world.topic}-times", sorted(row[1] for rows in world.written.values() for row in rows)
+    middle = every[len(every) // 2]
+    at_ms, typed = round(middle.timestamp() * 1000), ("2h", None)
+
+    def reached(point: str, number: int) -> None:
+        if (point, number) == ("replay-committed", 0):
+            raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(faults, "reached", reached)
+        with pytest.raises(InterruptedError):
+            replay.run(options(world, to, from_ms=at_ms, period=typed, rate=10_000))
+    replay.run(options(world, to, from_ms=at_ms + 3_600_000, period=typed))
+    found = sorted(row[0] for rows in replayed(world, to).values() for row in rows)
+    assert found == [at for at in every if at >= middle]
 
 
 @proves("S5")
@@ -81,6 +140,10 @@ def test_a_replay_that_is_killed_goes_on_and_has_each_record_once(world: World, 
     env = {**os.environ, VARIABLE: point}
     killed = subprocess.run([*command, "--rate", "25"], env=env, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    with Cluster(world.bootstrap) as cluster:
+        left = [each.transactional_id for each in list_transactions(cluster) if world.topic in each.transactional_id]
+        found = {each.timeout_ms for each in describe_transactions(cluster, left)}
+    assert found == {replay.WINDOW_OPEN_MAX_MS}, "it ends by itself if nobody comes"
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     assert replayed(world, to) == expected(world)
     with Cluster(world.bootstrap) as cluster:

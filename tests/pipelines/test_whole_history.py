@@ -173,7 +173,9 @@ def test_what_is_no_record_at_the_end_of_an_archive_is_no_gap(
         with Cluster(broker.bootstrap) as cluster:
             delete_records(cluster, topic, {0: -1, 1: -1})
         found = headrace.arrow.read(topic, bootstrap=broker.bootstrap, history=chosen.to, columns=["value"]).read_all()
-        read = spark.read.format("headrace").options(bootstrap=broker.bootstrap, subscribe=topic, history=str(chosen.to))
+        read = spark.read.format("headrace").options(
+            bootstrap=broker.bootstrap, subscribe=topic, history=str(chosen.to)
+        )
         for seen in (found["value"].to_pylist(), [row.value for row in read.load().select("value").collect()]):
             assert sorted(seen) == [b"kept 0", b"kept 1"]
 

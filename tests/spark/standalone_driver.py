@@ -26,6 +26,7 @@ import headrace
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.pipelines import archive, audit, compact, index, latest, replay, report, run
+from headrace.pipelines.replay_archive import ArchiveReplay
 from headrace.pipelines.statements import split
 from headrace.pipelines.summary import Progress
 from headrace.pipelines.views import Views
@@ -134,7 +135,7 @@ class Tour:
     def replayed(self) -> dict[str, Any]:
         """To `<topic>-again`; the pipeline that needs no Spark."""
         given = self._given
-        options = replay.ReplayOptions(given.archive, given.bootstrap, given.topic, f"{given.topic}-again")
+        options = ArchiveReplay(Path(given.archive), given.bootstrap, given.topic, f"{given.topic}-again")
         return replay.run(options).as_json()
 
     def whole_history(self) -> dict[str, Any]:

@@ -2,14 +2,19 @@
 
     source (rows in an order of its own) -> condition -> a transaction for each window of rows -> topic
 
-Rows of a window and how far the replay is then go into one transaction: progress is an offset of the group
-`headrace-replay-NAME`, of partition 0 of the target topic, with what else the source wants to know in its metadata.
-Whoever runs the replay takes over its transactional id first. So what was under way when a process died has happened,
-or has not, and the next goes on behind it.
+Rows of a window and how far the replay is then go into one transaction: progress is a record of the compacted topic
+`__replays`, the name of the replay its key, and is kept for good. Whoever runs the replay takes over its transactional
+id first. So what was under way when a process died has happened, or has not, and the next goes on behind it; one that
+was taken over from can write nothing more.
+
+    {"version": 1, "target": id of the topic that is written to, "reached": what the source wants to know}
+
+A topic that was deleted and made anew has nothing of the replay: it begins anew too.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,17 +27,28 @@ from headrace.arrow.large_row import name_large_row
 from headrace.arrow.transaction import Transaction
 from headrace.arrow.write import Pending, WriteFailed
 from headrace.client.admin.cluster import Cluster, Retry
-from headrace.client.admin.groups import Commit, fetch_commits
-from headrace.client.admin.produce import open_two_phase
-from headrace.client.errors import TransactionFailed
-from headrace.errors import OperatorError
+from headrace.client.admin.compacted_topic import CompactedTopic
+from headrace.client.admin.produce import ProducerId, open_transaction
+from headrace.client.errors import TransactionFailed, UnknownTopic
+from headrace.client.producer.transaction_core import FENCED
+from headrace.cluster.names import TRANSACTIONS_TOPIC
+from headrace.errors import HeadraceError, OperatorError
 from headrace.pipelines import query_watch
 from headrace.pipelines.summary import Progress, Summary, rate
 from headrace.spark import faults
 
 WINDOW_ROWS: Final = 20_000
+WINDOW_OPEN_MAX_MS: Final = 300_000
+"""Readers of committed records wait no longer than that for a window whose process died."""
 BROKER_TIMEOUT_MS: Final = 60_000
-GROUP_PREFIX: Final = "headrace-replay-"
+ID_PREFIX: Final = "headrace-replay-"
+PROGRESS_TOPIC: Final = "__replays"
+_VERSION: Final = 1
+
+_progress_topic: Final = CompactedTopic(PROGRESS_TOPIC, "a replay", like=TRANSACTIONS_TOPIC)
+
+Reached = dict[str, Any]
+"""How far a source is, as JSON has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +58,8 @@ class Window:
     rows: pa.Table
     passed: int
     """How many places of the source it covers, chosen or not."""
-    next_offset: int
-    note: str
-    """Metadata of the offset."""
+    reached: Reached
+    """For `go_on`, when they are written."""
     told: str
     """Where it ends, for people."""
     place_of: Callable[[int], str]
@@ -57,8 +72,9 @@ class ReplaySource(Protocol):
     def check(self, cluster: Cluster) -> None:
         """OperatorError if it cannot be replayed there."""
 
-    def go_on(self, reached: Commit | None) -> None:
-        """How far the replay has come before, if it has; ValueError, KeyError or TypeError if it was another's."""
+    def go_on(self, reached: Reached) -> None:
+        """How far the replay has come before, if it has. OperatorError if that was of another question; ValueError,
+        KeyError or TypeError if it was of another kind of source."""
 
     def make_target(self, cluster: Cluster) -> None:
         """That there is a topic to write to, and that it fits."""
@@ -93,16 +109,20 @@ def run(options: ReplayOptions, progress: Progress | None = None) -> Summary:
     retry = Retry(within_ms=BROKER_TIMEOUT_MS, first_contact_ms=0)
     with Cluster(options.bootstrap, retry=retry) as cluster, query_watch.signals() as stopping:
         source.check(cluster)
-        name = GROUP_PREFIX + options.replay
+        name = ID_PREFIX + options.replay
         # Ends what another run has left open, before it is asked how far that came.
-        open_two_phase(cluster, name)
-        reached = fetch_commits(cluster, name, [(options.target, 0)]).get((options.target, 0))
-        try:
-            source.go_on(reached)
-        except (ValueError, KeyError, TypeError):
-            raise OperatorError(f"group {name} was not made by this replay; give the replay another --name") from None
+        producer = open_transaction(cluster, name, timeout_ms=WINDOW_OPEN_MAX_MS)
+        _progress_topic.make(cluster)
+        reached = _reached(cluster, options)
+        if reached is not None:
+            try:
+                source.go_on(reached)
+            except (ValueError, KeyError, TypeError):
+                raise OperatorError(
+                    f"a replay {options.replay!r} was begun of something else; give this one another --name"
+                ) from None
         source.make_target(cluster)
-        replaying = _Replay(cluster, options, name, progress)
+        replaying = _Replay(cluster, options, producer, progress)
         most = WINDOW_ROWS if options.rate is None else max(1, min(WINDOW_ROWS, round(options.rate)))
         for window in source.windows(most):
             if stopping.is_set():
@@ -114,12 +134,29 @@ def run(options: ReplayOptions, progress: Progress | None = None) -> Summary:
         return Summary("replay", facts, ok=not stopping.is_set())
 
 
+def _reached(cluster: Cluster, options: ReplayOptions) -> Reached | None:
+    """How far the replay is; None if it has not begun, or its topic is not there any more."""
+    try:
+        target = cluster.topic(options.target).topic_id.hex()
+    except UnknownTopic:
+        return None
+    # Others that write their progress hold it up for no longer than a window may be open.
+    found = _progress_topic.read(cluster, options.replay.encode(), 2 * WINDOW_OPEN_MAX_MS)
+    if found is None or found[0] is None:
+        return None
+    known = json.loads(found[0])
+    if known["version"] != _VERSION:
+        raise OperatorError(f"a later version of headrace has begun the replay {options.replay!r}; go on with that")
+    return dict(known["reached"]) if known["target"] == target else None
+
+
 class _Replay:
-    def __init__(self, cluster: Cluster, options: ReplayOptions, name: str, progress: Progress) -> None:
+    def __init__(self, cluster: Cluster, options: ReplayOptions, producer: ProducerId, progress: Progress) -> None:
         self._cluster = cluster
         self._options = options
-        self._name = name
+        self._producer = producer
         self._progress = progress
+        self._target_id = cluster.topic(options.target, expected=True).topic_id.hex()
         self._records = self._passed = self._transactions = 0
 
     def facts(self) -> dict[str, Any]:
@@ -140,20 +177,43 @@ class _Replay:
 
     def _write(self, window: Window) -> None:
         topic = self._options.target
-        with Transaction(self._name, cluster=self._cluster, timeout_ms=BROKER_TIMEOUT_MS) as transaction:
+        with self._transaction() as transaction:
             sent: list[tuple[int, pa.RecordBatch, Pending]] = []
             try:
                 first = 0
                 for batch in window.rows.combine_chunks().to_batches():
                     sent.append((first, batch, transaction.submit(topic, batch)))
                     first += len(batch)
-                transaction.send_offsets({(topic, 0): window.next_offset}, self._name, metadata=window.note)
+                # Last, as whoever asks for the progress of another replay waits from here on.
+                transaction.submit(PROGRESS_TOPIC, self._progress_row(window.reached))
                 faults.reached("replay-written", self._transactions)
                 transaction.commit()
             except TransactionFailed:
                 self._name_large_row(window, sent)
                 raise
         faults.reached("replay-committed", self._transactions)
+        self._producer = transaction.producer
+
+    def _transaction(self) -> Transaction:
+        """The next one of this process, if no other has taken the replay over."""
+        try:
+            return Transaction(
+                ID_PREFIX + self._options.replay,
+                cluster=self._cluster,
+                timeout_ms=BROKER_TIMEOUT_MS,
+                open_max_ms=WINDOW_OPEN_MAX_MS,
+                previous=self._producer,
+            )
+        except HeadraceError as error:
+            if error.kafka_code not in FENCED:
+                raise
+            raise OperatorError(f"another process runs the replay {self._options.replay!r} now") from None
+
+    def _progress_row(self, reached: Reached) -> pa.RecordBatch:
+        key = self._options.replay.encode()
+        value = json.dumps({"version": _VERSION, "target": self._target_id, "reached": reached}).encode()
+        partition = pa.array([_progress_topic.partition_of(key)], pa.int32())
+        return pa.RecordBatch.from_pydict({"key": [key], "value": [value], "partition": partition})
 
     def _name_large_row(self, window: Window, sent: list[tuple[int, pa.RecordBatch, Pending]]) -> None:
         """What failed in it says more than that the transaction did."""

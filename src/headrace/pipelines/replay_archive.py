@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -15,11 +14,10 @@ import pyarrow.compute as pc
 
 from headrace.arrow.history import History, read_part
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.groups import Commit
 from headrace.client.admin.operations import create_topic
 from headrace.client.errors import UnknownTopic
 from headrace.errors import OperatorError
-from headrace.pipelines.replay import Window
+from headrace.pipelines.replay import Reached, Window
 from headrace.records.arrow import TIMESTAMP_TYPE
 
 COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
@@ -41,25 +39,32 @@ class ArchiveReplay:
     partition: Literal["keep", "key"] = "keep"
     dead_letters: bool = False
     name: str = ""
+    period: tuple[str | None, str | None] | None = None
+    """The times as they were typed: two hours ago is the same question later."""
 
     @property
     def target(self) -> str:
         return self.to or self.topic
 
     @property
+    def asked(self) -> str:
+        """A digest of the question; at what rate is no part of it."""
+        period = self.period or (self.from_ms, self.until_ms)
+        chosen = (*period, self.key, self.where, self.partition, self.dead_letters)
+        told = repr((str(self.archive.resolve()), self.topic, self.target, *chosen))
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+    @property
     def replay(self) -> str:
-        if self.name:
-            return self.name
-        asked = (self.target, self.from_ms, self.until_ms, self.key, self.where, self.partition, self.dead_letters)
-        told = repr((str(self.archive.resolve()), self.topic, *asked))
-        return f"{self.topic}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        return self.name or f"{self.topic}-{self.asked}"
 
     def source(self) -> ArchiveSource:
         return ArchiveSource(self)
 
 
 class ArchiveSource:
-    """Its offset is that which is next, with the partition in the metadata."""
+    """It has come to an offset of each partition: what is archived later is replayed when it is run again. Times are
+    those that were meant when it began."""
 
     def __init__(self, options: ArchiveReplay) -> None:
         self._options = options
@@ -67,7 +72,9 @@ class ArchiveSource:
         self._partitions = sorted(n for topic, n in self._history.ends if topic == options.topic)
         if not self._partitions:
             raise OperatorError(f"the archive {options.archive} has no records of a topic {options.topic!r}")
-        self._at = 0, 0
+        self._period = options.from_ms, options.until_ms
+        self._topic_id = self._history.topic_ids().get(options.topic, "")
+        self._next: dict[int, int] = {}
 
     def check(self, cluster: Cluster) -> None:
         options = self._options
@@ -78,15 +85,20 @@ class ArchiveSource:
             now = cluster.topic(options.topic).topic_id.hex()
         except UnknownTopic:
             return
-        if self._history.topic_ids().get(options.topic) == now:
+        if self._topic_id == now:
             raise OperatorError(
                 f"topic {options.topic} is the one that {options.archive} has records of: what is written to it would "
                 "be archived, and replayed again; give another topic with --to"
             )
 
-    def go_on(self, reached: Commit | None) -> None:
-        if reached is not None:
-            self._at = int(json.loads(reached.metadata)["partition"]), reached.offset
+    def go_on(self, reached: Reached) -> None:
+        if (reached["asked"], reached["archived"]) != (self._options.asked, self._topic_id):
+            raise OperatorError(
+                f"the replay {self._options.replay} was begun with another archive, topic or choice of records; go on "
+                "with the same, or give this one another --name"
+            )
+        self._period = reached["from_ms"], reached["until_ms"]
+        self._next = {int(partition): offset for partition, offset in reached["next"].items()}
 
     def make_target(self, cluster: Cluster) -> None:
         target, needed = self._options.target, self._partitions[-1] + 1
@@ -103,12 +115,9 @@ class ArchiveSource:
             )
 
     def windows(self, most_rows: int) -> Iterator[Window]:
-        at_partition, at_offset = self._at
         for partition in self._partitions:
-            if partition < at_partition:
-                continue
             place = self._options.topic, partition
-            at = self._history.next_at(place, at_offset if partition == at_partition else 0)
+            at = self._history.next_at(place, self._next.get(partition, 0))
             while at is not None:
                 end = min(at + most_rows, self._history.ends[place])
                 yield self._window(partition, at, end)
@@ -120,26 +129,28 @@ class ArchiveSource:
     def _window(self, partition: int, first: int, end: int) -> Window:
         rows = self._rows(partition, (first, end))
         offsets = rows["offset"]
+        self._next[partition] = end
+        from_ms, until_ms = self._period
+        reached = {"asked": self._options.asked, "archived": self._topic_id, "from_ms": from_ms, "until_ms": until_ms}
         return Window(
             rows.drop(["offset", *(["partition"] if self._options.partition == "key" else [])]),
             passed=end - first,
-            next_offset=end,
-            note=json.dumps({"partition": partition}),
+            reached={**reached, "next": dict(self._next)},
             told=f"partition {partition} at offset {end:,} of {self._history.ends[self._options.topic, partition]:,}",
             place_of=lambda n: f"the record at offset {offsets[n].as_py()} of partition {partition}",
         )
 
     def _rows(self, partition: int, span: tuple[int, int]) -> pa.Table:
         """Those of a window that are asked for, in the order of their offsets."""
-        options = self._options
-        parts = self._history.parts(options.topic, {partition: span}, from_ms=options.from_ms)
+        options, (from_ms, until_ms) = self._options, self._period
+        parts = self._history.parts(options.topic, {partition: span}, from_ms=from_ms)
         if options.dead_letters or options.where is not None:
             parts = [part for part in parts if part.put_aside is options.dead_letters]
         found = [batch for part in parts for batch in read_part(part, COLUMNS)]
         if not found:
             return pa.table({name: [] for name in COLUMNS})
         rows = pa.Table.from_batches(found).sort_by("offset")
-        chosen = chosen_rows(rows, options.from_ms, options.until_ms, options.key)
+        chosen = chosen_rows(rows, from_ms, until_ms, options.key)
         if options.where is not None:
             offsets = self._history.chosen_offsets((options.topic, partition), span, options.where)
             chosen.append(pc.is_in(rows["offset"], value_set=offsets.combine_chunks()))

@@ -1,8 +1,8 @@
 """What a replay takes from a Delta or Parquet table: its rows in the order of its files, as a mapping of columns says.
 
-The offset of the replay is the number of the next row. Its metadata has the state of the table that was replayed first:
-a Delta table is read at that version to the end, whatever is written to it meanwhile; of Parquet the files have to be
-the same. It also has a digest of what was asked, so that no other question goes on under its name.
+A replay has come to the number of the next row. With it is kept the state of the table that was replayed first: a Delta
+table is read at that version to the end, whatever is written to it meanwhile; of Parquet the files have to be the same.
+So are a digest of what was asked, so that no other question goes on under its name, and what times were meant.
 
 A condition in SQL is asked of each window of rows, as a Delta table in a temporary folder: `deltalake` asks only such.
 """
@@ -10,7 +10,6 @@ A condition in SQL is asked of each window of rows, as a Delta table in a tempor
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -25,11 +24,10 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from headrace.arrow.record_columns import RecordColumns
 from headrace.arrow.stored_table import Snapshot, StoredTable
 from headrace.client.admin.cluster import Cluster
-from headrace.client.admin.groups import Commit
 from headrace.client.admin.operations import create_topic
 from headrace.client.errors import UnknownTopic
 from headrace.errors import OperatorError, SettingError
-from headrace.pipelines.replay import Window
+from headrace.pipelines.replay import Reached, Window
 from headrace.pipelines.replay_archive import chosen_rows
 
 PARTITIONS_MADE_MAX: Final = 1000
@@ -51,6 +49,8 @@ class TableReplay:
     where: str | None = None
     rate: float | None = None
     name: str = ""
+    period: tuple[str | None, str | None] | None = None
+    """The times as they were typed."""
 
     @property
     def target(self) -> str:
@@ -60,7 +60,7 @@ class TableReplay:
     def asked(self) -> str:
         """A digest of the question; at what rate is no part of it."""
         columns = sorted(self.columns.items())
-        chosen = (columns, self.from_ms, self.until_ms, self.key, self.where)
+        chosen = (columns, *(self.period or (self.from_ms, self.until_ms)), self.key, self.where)
         return hashlib.sha256(repr((str(self.table.resolve()), self.to, *chosen)).encode()).hexdigest()[:12]
 
     @property
@@ -75,6 +75,7 @@ class TableSource:
     def __init__(self, options: TableReplay) -> None:
         self._options = options
         self._at = 0
+        self._period = options.from_ms, options.until_ms
         self._open(None)
 
     def _open(self, snapshot: Snapshot | None) -> None:
@@ -99,12 +100,9 @@ class TableSource:
     def check(self, cluster: Cluster) -> None:
         """Nothing that a broker knows hinders it."""
 
-    def go_on(self, reached: Commit | None) -> None:
-        if reached is None:
-            return
-        note = json.loads(reached.metadata)
-        snapshot = Snapshot.of_json(note["table"])
-        if note["asked"] != self._options.asked:
+    def go_on(self, reached: Reached) -> None:
+        snapshot, self._at = Snapshot.of_json(reached["table"]), int(reached["row"])
+        if reached["asked"] != self._options.asked:
             raise OperatorError(
                 f"the replay {self._options.replay} was begun with another table, topic, mapping or choice of rows; "
                 "go on with the same, or give this one another --name"
@@ -114,9 +112,9 @@ class TableSource:
                 self._open(snapshot)
             except OperatorError as error:
                 raise OperatorError(
-                    f"the replay cannot go on from row {reached.offset}: {error}; --name begins another one"
+                    f"the replay cannot go on from row {self._at}: {error}; --name begins another one"
                 ) from None
-        self._at = reached.offset
+        self._period = reached["from_ms"], reached["until_ms"]
 
     def make_target(self, cluster: Cluster) -> None:
         target, column = self._options.target, self._columns.column_of("partition")
@@ -144,15 +142,15 @@ class TableSource:
 
     def windows(self, most_rows: int) -> Iterator[Window]:
         snapshot, at = self._table.snapshot, self._at
-        note = json.dumps({"table": snapshot.as_json(), "asked": self._options.asked})
+        from_ms, until_ms = self._period
+        reached = {"asked": self._options.asked, "table": snapshot.as_json(), "from_ms": from_ms, "until_ms": until_ms}
         for first, found in self._table.windows(at, self._read, most_rows):
             rows, numbers = self._chosen(found)
             end = first + len(found)
             yield Window(
                 rows,
                 passed=len(found),
-                next_offset=end,
-                note=note,
+                reached={**reached, "row": end},
                 told=f"at row {end:,} of {snapshot.rows:,}",
                 place_of=lambda n, first=first, numbers=numbers: f"row {first + numbers[n].as_py()} of the table",  # type: ignore[misc]
             )
@@ -171,7 +169,7 @@ class TableSource:
             numbers = self._numbers(found.select(self._condition))
             found = found.take(numbers)
         rows = self._columns.turn(found)
-        chosen = chosen_rows(rows, options.from_ms, options.until_ms, options.key)
+        chosen = chosen_rows(rows, *self._period, options.key)
         if not chosen:
             return rows, numbers
         mask = reduce(pc.and_, chosen)

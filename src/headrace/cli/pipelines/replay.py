@@ -91,9 +91,8 @@ def replay(
             raise click.UsageError("--archive needs --topic: the topic as it was archived.")
         if columns is not None:
             raise click.UsageError("--columns is for --table: records of an archive have their columns.")
-        options = ArchiveReplay(
-            archive, bootstrap, topic, to, from_ms, until_ms, wanted, where, rate, partition, dead_letters, name
-        )
+        chosen = (from_ms, until_ms, wanted, where, rate, partition, dead_letters, name, (from_, until))
+        options = ArchiveReplay(archive, bootstrap, topic, to, *chosen)
     else:
         from headrace.arrow.record_columns import parse
         from headrace.pipelines.replay_table import TableReplay
@@ -104,5 +103,6 @@ def replay(
         if dead_letters or partition == "key":
             raise click.UsageError("--dead-letters and --partition are for --archive; see --columns partition=COLUMN.")
         mapping = {} if columns is None else parse(columns)
-        options = TableReplay(table, bootstrap, to or topic, mapping, from_ms, until_ms, wanted, where, rate, name)
+        given = (from_ms, until_ms, wanted, where, rate, name, (from_, until))
+        options = TableReplay(table, bootstrap, to or topic, mapping, *given)
     show(pipeline.run(options, progress()), as_json)

@@ -82,10 +82,6 @@ def open_transaction(
     return found
 
 
-def open_two_phase(cluster: Cluster, transactional_id: str) -> ProducerId:
-    return open_transaction(cluster, transactional_id)
-
-
 @dataclass(slots=True, eq=False)
 class _Batch:
     outgoing: Outgoing
