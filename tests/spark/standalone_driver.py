@@ -23,6 +23,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 import headrace
+from headrace.arrow.locations import location
+from headrace.cli.sql import archived_topics
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.pipelines import archive, audit, compact, index, latest, replay, report, run
@@ -58,14 +60,14 @@ class Request:
     ledger: str
     traces: str
     folder: str
+    archive: str
+    """A folder, or a place in a store."""
     kills: int
     """Executors that are killed while a stream writes."""
     batches: int
     """Into how many it is cut."""
-
-    @property
-    def archive(self) -> Path:
-        return Path(self.folder) / "archive"
+    steps: tuple[str, ...] = ()
+    """All, if none is named."""
 
 
 class Tour:
@@ -74,6 +76,7 @@ class Tour:
     def __init__(self, spark: SparkSession, given: Request) -> None:
         self._spark = spark
         self._given = given
+        self._archive = location(given.archive)
 
     def topic(self) -> list[list[Any]]:
         return rows(self._topic("partition,offset,digest").mapInArrow(with_executor, WITH_EXECUTOR))
@@ -103,22 +106,22 @@ class Tour:
 
     def archived(self) -> dict[str, Any]:
         given, half = self._given, self._given.records // 2
-        options = archive.ArchiveOptions(given.archive, given.bootstrap, (given.topic,), max_offsets_per_trigger=half)
+        options = archive.ArchiveOptions(self._archive, given.bootstrap, (given.topic,), max_offsets_per_trigger=half)
         return archive.run(self._spark, options).as_json()
 
     def compacted(self) -> dict[str, Any]:
-        return compact.run(self._spark, compact.CompactOptions(self._given.archive), Progress()).as_json()
+        return compact.run(self._spark, compact.CompactOptions(self._archive), Progress()).as_json()
 
     def indexed(self) -> dict[str, Any]:
-        return index.run(self._spark, index.IndexOptions(self._given.archive), Progress()).as_json()
+        return index.run(self._spark, index.IndexOptions(self._archive), Progress()).as_json()
 
     def latest(self) -> dict[str, Any]:
-        return latest.run(self._spark, latest.LatestOptions(self._given.archive), Progress()).as_json()
+        return latest.run(self._spark, latest.LatestOptions(self._archive), Progress()).as_json()
 
     def audited(self) -> dict[str, Any]:
         given = self._given
         options = audit.AuditOptions(
-            (given.ledger,), given.bootstrap, (given.topic,), data=(given.data,), archive=str(given.archive)
+            (given.ledger,), given.bootstrap, (given.topic,), data=(given.data,), archive=given.archive
         )
         return audit.run(self._spark, options, Progress()).as_json()
 
@@ -132,10 +135,19 @@ class Tour:
         path.write_text(JOB.format(topic=self._given.topic))
         return run.run(self._spark, run.JobOptions(path, self._given.bootstrap)).as_json()
 
+    def archive_asked(self) -> list[list[Any]]:
+        """As `headrace sql --archive` does."""
+        archived = archived_topics(self._spark, self._given.archive)
+        views = Views(self._spark, self._given.bootstrap, archived=archived)
+        (statement,) = split(f"select count(*) as orders from {views.archive_prefix}.`{self._given.topic}`")
+        found = rows(views.sql(statement))
+        views.close()
+        return found
+
     def replayed(self) -> dict[str, Any]:
         """To `<topic>-again`; the pipeline that needs no Spark."""
         given = self._given
-        options = ArchiveReplay(Path(given.archive), given.bootstrap, given.topic, f"{given.topic}-again")
+        options = ArchiveReplay(self._archive, given.bootstrap, given.topic, f"{given.topic}-again")
         return replay.run(options).as_json()
 
     def whole_history(self) -> dict[str, Any]:
@@ -144,11 +156,11 @@ class Tour:
         with Cluster(given.bootstrap) as cluster:
             cut = {partition.index: given.records // 9 for partition in cluster.topic(given.topic).partitions}
             operations.delete_records(cluster, given.topic, cut)
-        views = Views(self._spark, given.bootstrap, history=str(given.archive))
+        views = Views(self._spark, given.bootstrap, history=given.archive)
         (statement,) = split(f"select count(*), count(distinct _partition, _offset) from `{given.topic}`")
         ((count, distinct),) = views.sql(statement).collect()
         views.close()
-        self._write(self._stream("key,value", history=str(given.archive)), "history")
+        self._write(self._stream("key,value", history=given.archive), "history")
         return {"count": count, "distinct": distinct, "left": self._topic("offset").count()}
 
     def _empty_folder(self, name: str) -> Path:
@@ -233,7 +245,7 @@ def main(request: str) -> None:
     tour = Tour(spark, given)
     steps = [name for name, step in vars(Tour).items() if isinstance(step, Callable) and name[0] != "_"]  # type: ignore[arg-type]
     found: dict[str, Any] = {"package": headrace.__file__}
-    for name in steps:
+    for name in given.steps or steps:
         print(f"{time.monotonic() - began:.1f} s: {name}", flush=True)
         found[name] = patiently(getattr(tour, name))
     print(f"{time.monotonic() - began:.1f} s: done", flush=True)

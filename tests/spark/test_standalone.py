@@ -95,7 +95,7 @@ def tour(
     request = {
         "master": master, "settings": FOUR_EXECUTORS, "bootstrap": broker.bootstrap, "topic": topic,
         "records": RECORDS, "data": str(broker.data), "ledger": ledger, "traces": traces, "folder": str(folder),
-        "kills": kills, "batches": batches,
+        "archive": str(folder / "archive"), "kills": kills, "batches": batches,
     }  # fmt: skip
     (folder / "request").write_text(json.dumps(request))
     print(run(start(folder / "request"), folder, environment))

@@ -28,6 +28,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from headrace.arrow.key_index import KeyIndex, Span
+from headrace.arrow.locations import ObjectPath, delta_table, is_delta_table, location, one_line, parquet_source
 from headrace.errors import OperatorError
 from headrace.records.record import Record
 
@@ -74,7 +75,7 @@ class Archive:
     """The newest version of the table of records when it was opened."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = location(folder)
         self.table = open_records(self.folder)
         self._root = root_of(self.table)
 
@@ -98,13 +99,14 @@ class Archive:
     def dead_letters(self, wanted: RecordQuery) -> list[tuple[int, int, str]]:
         """Partition, offset and reason of records that match, but were put aside when they could not be decoded."""
         path = self.folder / "dead_letters"
-        if not DeltaTable.is_deltatable(str(path)):
+        if not is_delta_table(path):
             return []
         places = _Places(Span(partition, offset, offset) for partition, offset in wanted.ids) if wanted.ids else None
         found: list[tuple[int, int, str]] = []
-        for file in list_files(DeltaTable(str(path))):
+        for file in list_files(delta_table(path)):
             if _may_hold(file.bounds, places, wanted):
-                rows = pq.read_table(path / file.path, columns=["topic", *BOUNDED, "key", "reason"], partitioning=None)
+                columns = ["topic", *BOUNDED, "key", "reason"]
+                rows = pq.read_table(parquet_source(path / file.path), columns=columns, partitioning=None)
                 rows = rows.filter(pc.and_(_mask(rows, wanted), pc.equal(rows["topic"], wanted.topic)))
                 found += zip(*(rows[name].to_pylist() for name in ("partition", "offset", "reason")), strict=True)
         return sorted(found)
@@ -159,7 +161,7 @@ class Archive:
 
     def _open(self, path: str) -> Any:
         try:
-            return pq.ParquetFile(self._root / path, pre_buffer=False)
+            return pq.ParquetFile(parquet_source(self._root / path), pre_buffer=False)
         except FileNotFoundError:
             raise OperatorError(
                 f"{self._root / path} is gone: the archive was compacted and vacuumed while it was read; try again"
@@ -169,16 +171,18 @@ class Archive:
 def open_records(folder: Path) -> DeltaTable:
     """The table of records of an archive; an OperatorError says what is there instead."""
     path = folder / "records"
+    if isinstance(path, ObjectPath):
+        path.check()
     if (path / "_spark_metadata").is_dir():
         raise OperatorError(
             f"{folder} is archived as plain Parquet; finding records by key, indexing and compacting need a Delta table"
         )
     try:
-        table = DeltaTable(str(path))
+        table = delta_table(path)
     except TableNotFoundError:
         raise OperatorError(f"{folder} has no archive; `headrace pipeline archive --to {folder}` makes one") from None
     except (DeltaError, OSError) as error:
-        raise OperatorError(f"the archive {folder} cannot be read: {error}") from None
+        raise OperatorError(f"the archive {folder} cannot be read: {one_line(error)}") from None
     if table.protocol().min_reader_version > READER_VERSION_MAX:
         raise OperatorError(f"the archive {folder} has deleted rows or renamed columns: another program wrote to it")
     return table
@@ -186,7 +190,8 @@ def open_records(folder: Path) -> DeltaTable:
 
 def root_of(table: DeltaTable) -> Path:
     """Where a table is; `deltalake` itself gives a URI with blanks and the like written as %20."""
-    return Path(unquote(urlparse(table.table_uri).path))
+    uri = unquote(table.table_uri)
+    return location(uri) if uri.startswith("s3://") else Path(unquote(urlparse(table.table_uri).path))
 
 
 def list_files(table: DeltaTable) -> list[File]:
@@ -213,7 +218,7 @@ def list_files(table: DeltaTable) -> list[File]:
         File(
             path,
             size,
-            pq.read_metadata(root / path).num_rows if count is None else count,
+            pq.read_metadata(parquet_source(root / path)).num_rows if count is None else count,
             at,
             topic or "",
             str(date),

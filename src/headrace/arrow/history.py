@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.arrow.archive import Archive, Bounds, list_files, open_records, root_of, row_group_bounds
+from headrace.arrow.locations import delta_table, is_delta_table, location, parquet_source
 from headrace.errors import OperatorError, SettingError
 from headrace.records.arrow import BATCH_ROWS, TYPES, schema
 
@@ -59,7 +60,7 @@ class History:
     """One version of the archive in a folder; an OperatorError says what is there instead."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = location(folder)
         # Before the tables are looked at: they have all that is finished.
         self.ends: dict[Place, int] = _finished(self.folder)
         records = open_records(self.folder)
@@ -176,7 +177,7 @@ def read_part(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a part, in the order of the file. With a time, row groups that end before it are passed over."""
     try:
-        opened = pq.ParquetFile(part.path, pre_buffer=False)
+        opened = pq.ParquetFile(parquet_source(part.path), pre_buffer=False)
     except FileNotFoundError:
         raise OperatorError(
             f"{part.path} is gone: the archive was compacted and vacuumed while it was read; try again"
@@ -244,7 +245,7 @@ def _column(files: pa.Table, *names: str) -> pa.ChunkedArray:
 def _places(table: DeltaTable, path: str, topic: str | None) -> pa.Table:
     """Topic, partition and offset of all records of a file; the topic is None where the file has it inside."""
     inside = ["partition", "offset"] if topic is not None else ["topic", "partition", "offset"]
-    rows = pq.read_table(root_of(table) / path, columns=inside, partitioning=None)
+    rows = pq.read_table(parquet_source(root_of(table) / path), columns=inside, partitioning=None)
     return rows if topic is None else rows.append_column("topic", pa.repeat(topic, len(rows)))
 
 
@@ -275,9 +276,9 @@ def _finished(folder: Path) -> dict[Place, int]:
 def _put_aside(folder: Path, records: DeltaTable) -> list[DeltaTable]:
     """The table of records that could not be decoded, without those of batches that the table of records has not."""
     path = folder / DEAD_LETTERS
-    if not DeltaTable.is_deltatable(str(path)):
+    if not is_delta_table(path):
         return []
-    table = DeltaTable(str(path))
+    table = delta_table(path)
     newest = version = table.version()
     for number in range(newest, -1, -1):
         writer = _writer_of(table, number)

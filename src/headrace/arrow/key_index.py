@@ -26,6 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from headrace.arrow.locations import delta_table, is_delta_table, location, parquet_source
+
 BLOCK_OFFSETS: Final = 1 << 16
 ROW_GROUP_ROWS: Final = 1 << 14
 HASH_SEED: Final = 42
@@ -52,7 +54,7 @@ class Span:
 
 
 def folder(archive: str | Path) -> Path:
-    return Path(archive) / "keys"
+    return location(archive) / "keys"
 
 
 def application(archive: DeltaTable) -> str:
@@ -65,8 +67,7 @@ class KeyIndex:
 
     def __init__(self, archive_folder: str | Path, archive: DeltaTable) -> None:
         self._folder = folder(archive_folder)
-        path = str(self._folder)
-        self._table = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+        self._table = delta_table(self._folder) if is_delta_table(self._folder) else None
         covered = self._table.transaction_version(application(archive)) if self._table else None
         self.version: int | None = covered
         """The version of the archive up to which everything is indexed; None without an index."""
@@ -99,7 +100,7 @@ class KeyIndex:
 
 def _lookup(path: Path, hash: int) -> Iterator[Any]:
     """The rows of one file, which is sorted by hash."""
-    with pq.ParquetFile(path, pre_buffer=False) as file:
+    with pq.ParquetFile(parquet_source(path), pre_buffer=False) as file:
         nth = file.schema_arrow.get_field_index("hash")
         groups = []
         for group in range(file.num_row_groups):

@@ -6,14 +6,15 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from headrace.cli.completers import context_names
 from headrace.cli.times import parse_time_ms
 from headrace.client import DEFAULT_BOOTSTRAP, contexts
-from headrace.errors import SettingError
+from headrace.errors import OperatorError, SettingError
 from headrace.settings.quantities import DURATION_FORMS, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -42,6 +43,31 @@ class Duration(click.ParamType[int]):
         if found <= 0:
             self.fail(f"{value!r} is no time at all: write such as {DURATION_FORMS}", param, ctx)
         return found
+
+
+class Location(click.Path):
+    """The folder of an archive, or where it is in a store."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
+        if isinstance(value, Path):
+            return value
+        if "://" not in str(value):
+            return Path(value)
+        from headrace.arrow.locations import location
+
+        try:
+            return location(value)
+        except OperatorError as error:
+            self.fail(str(error), parameter, context)
+
+
+LOCATION: Final = Location(path_type=Path)
+
+
+def archive_option(command: F) -> F:
+    """--archive, as `archive`."""
+    help = "The archive: a folder, or s3://BUCKET/PREFIX."
+    return click.option("--archive", required=True, type=LOCATION, metavar="DIR", help=help)(command)
 
 
 def with_cluster(command: F) -> F:

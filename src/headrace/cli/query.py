@@ -20,7 +20,7 @@ import click
 
 from headrace.cli.completers import topic_names
 from headrace.cli.formats import Format, make_format
-from headrace.cli.options import isolation_option, time_ms, with_connect
+from headrace.cli.options import LOCATION, isolation_option, time_ms, with_connect
 from headrace.cli.output import counted
 from headrace.cli.progress import Progress
 from headrace.cli.times import EXPECTED
@@ -43,9 +43,7 @@ DEAD_SHOWN: Final = 5
 @click.option("--offset", "ids", multiple=True, metavar="P:O", help="The record at offset O of partition P; repeat.")
 @click.option("--from", "from_time", metavar="TIME", help=f"Records from this time on: {EXPECTED}.")
 @click.option("--to", "to_time", metavar="TIME", help="Records before this time.")
-@click.option(
-    "--archive", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Look in this archive, not in brokers."
-)
+@click.option("--archive", "folder", type=LOCATION, metavar="DIR", help="Look in this archive, not in brokers.")
 @click.option(
     "--order", type=click.Choice(["newest", "offset"]), default="newest", show_default=True,
     help="By timestamp, newest first, or by partition and offset.",

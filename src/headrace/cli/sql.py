@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
@@ -95,7 +94,7 @@ def sql(
                     bootstrap,
                     declared={topic: TopicView(schema) for topic, schema in given.items()},
                     sample_records=sample,
-                    archived=_archived(spark, archive) if archive else None,
+                    archived=archived_topics(spark, archive) if archive else None,
                     history=history,
                     told=_tell,
                 )
@@ -204,14 +203,18 @@ def _tell(text: str) -> None:
         click.echo(f"{CLEAR_LINE}{text}", err=True)
 
 
-def _archived(spark: SparkSession, folder: str) -> Archived:
+def archived_topics(spark: SparkSession, folder: str) -> Archived:
     """The topics of an archive; its dead letters become a view of their own."""
     from pyspark.sql import functions as F
 
+    from headrace.arrow.locations import ObjectPath, location
     from headrace.pipelines import delta
     from headrace.pipelines.views import columns_of
 
-    records, dead = Path(folder) / "records", Path(folder) / DEAD_LETTERS
+    where = location(folder)
+    if isinstance(where, ObjectPath):
+        where.check()
+    records, dead = where / "records", where / DEAD_LETTERS
     if not records.is_dir():
         raise OperatorError(f"{folder} is not an archive: it has no folder records")
     if delta.exists(dead) and not (records / f"topic={DEAD_LETTERS}").exists():

@@ -20,12 +20,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from headrace.arrow.locations import ObjectPath
 from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import HeadraceError, OperatorError
 from headrace.pipelines import archive_contents, archive_group, archive_state, archive_tables, json_columns, query_watch
 from headrace.pipelines.archive_format import FORMAT, ArchiveSink
-from headrace.pipelines.archive_state import CHECKPOINT, Origin, Query
+from headrace.pipelines.archive_state import Origin, Query
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
 from headrace.pipelines.query_watch import Batches
 from headrace.pipelines.small_files import MergeOptions, SmallFiles
@@ -67,6 +68,8 @@ class ArchiveOptions:
     accept_loss: bool = False
     merge: MergeOptions | None = None
     """Merge small files meanwhile."""
+    checkpoint: Path | None = None
+    """In the archive, unless that is in a store."""
 
     @property
     def subject(self) -> Topics:
@@ -75,6 +78,10 @@ class ArchiveOptions:
     @property
     def folder(self) -> Path:
         return self.to.resolve()
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.checkpoint.resolve() if self.checkpoint else archive_state.checkpoint_of(self.folder)
 
 
 def check(options: ArchiveOptions) -> plan.TopicsFound:
@@ -85,10 +92,14 @@ def check(options: ArchiveOptions) -> plan.TopicsFound:
         raise OperatorError("--decode needs --format delta: only that has a table for dead letters")
     if options.merge and options.format != "delta":
         raise OperatorError("--merge needs --format delta: Spark keeps a log of the Parquet files that it has written")
+    if options.format != "delta" and isinstance(options.folder, ObjectPath):
+        raise OperatorError(
+            "--format parquet needs a folder: Spark itself writes the files, and cannot write to a store"
+        )
     with _cluster(options) as cluster:
         found = plan.find(cluster, options.subject)
-        with archive_state.locked(options.folder):
-            origin = archive_state.origin(options.folder)
+        with archive_state.locked(options.folder, options.checkpoint_folder):
+            origin = archive_state.origin(options.folder, options.checkpoint_folder)
             archive_group.refuse_others(cluster, options.group, origin.id, found.places)
             return found
 
@@ -97,12 +108,12 @@ def run(spark: SparkSession, options: ArchiveOptions, progress: Progress | None 
     """Archive what the topics have now, or with `follow` until a signal comes."""
     progress = progress or Progress()
     check(options)
-    with archive_state.locked(options.folder):
+    with archive_state.locked(options.folder, options.checkpoint_folder):
         schema = _schema(spark, options)
         # Before a checkpoint that has topic ids may go.
-        origin = archive_state.origin(options.folder)
+        origin = archive_state.origin(options.folder, options.checkpoint_folder)
         archive_state.remember(options.folder, origin)
-        query = archive_state.begin(options.folder, _identity(options, schema))
+        query = archive_state.begin(options.folder, options.checkpoint_folder, _identity(options, schema))
         if options.format == "delta":
             archive_tables.make_records(options.folder / RECORDS, json_columns.columns(schema) if schema else ())
             if schema:
@@ -218,7 +229,7 @@ def _start(rows: DataFrame, options: ArchiveOptions, query: Query) -> StreamingQ
         dated = rows.withColumn("date", F.to_date("timestamp"))
         writer = dated.writeStream.format("parquet").option("path", str(options.folder / RECORDS))
         writer = writer.partitionBy("topic", "date").option("compression", "zstd")
-    writer = writer.option("checkpointLocation", str(options.folder / CHECKPOINT)).queryName(f"archive-{query.name}")
+    writer = writer.option("checkpointLocation", str(options.checkpoint_folder)).queryName(f"archive-{query.name}")
     if options.follow:
         return writer.trigger(processingTime=f"{options.trigger_s:g} seconds").start()
     return writer.trigger(availableNow=True).start()
@@ -255,6 +266,7 @@ class _Followed:
             if end:
                 self.reached = Position.from_json(end)
         if fresh:
+            archive_state.publish(self._options.folder, self._options.checkpoint_folder)
             self._remember()
             self._commit(patient=False)
         left = f"{self.lag:,} to go" if self.ends else "the first batch is under way"

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.arrow.locations import parquet_source
 from headrace.arrow.stored_table import file_sink_files
 from headrace.pipelines import delta
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS, Offsets
@@ -29,14 +30,14 @@ def describe(archive: Path, files: Iterable[Path], since: Offsets | None = None)
     """
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for file in sorted(files):
-        meta = pq.read_metadata(file)
+        meta = pq.read_metadata(parquet_source(file))
         stats = _statistics(meta)
         partition, (first, last) = stats["partition"][0], stats["offset"]
         dead = file.is_relative_to(archive / DEAD_LETTERS)
         topic = stats["topic"][0] if dead else _topic(file)
         count, size, known = meta.num_rows, file.stat().st_size, (since or {}).get((topic, partition), 0)
         if first < known and not dead:
-            offsets = pq.read_table(file, columns=["offset"], partitioning=None)["offset"]
+            offsets = pq.read_table(parquet_source(file), columns=["offset"], partitioning=None)["offset"]
             fresh = offsets.filter(pc.greater_equal(offsets, known))
             if not len(fresh):
                 continue

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
+from headrace.arrow.locations import bytes_written, parquet_writer
 from headrace.pipelines import durable
 
 ROW_GROUP_BYTES: Final = 32 << 20
@@ -173,7 +174,7 @@ class FileSet:
         self._started.append(target)
         encoded = dict.fromkeys(DELTA_ENCODED, "DELTA_BINARY_PACKED")
         flat = [each.name for each in self._columns if not pa.types.is_nested(each.type)]
-        writer = pq.ParquetWriter(
+        writer = parquet_writer(
             target,
             self._columns,
             compression=COMPRESSION,
@@ -191,7 +192,7 @@ class FileSet:
             file.writer.write_table(group, row_group_size=len(group))
             file.rows += len(group)
             file.waiting, file.waiting_bytes, file.waiting_rows = [], 0, 0
-        if (self._table / file.path).stat().st_size >= FILE_BYTES:
+        if bytes_written(self._table / file.path, file.writer) >= FILE_BYTES:
             self._finish(place)
 
     def _finish(self, place: Place) -> None:

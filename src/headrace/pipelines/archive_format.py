@@ -5,7 +5,6 @@ Spark makes the data source anew in a Python process for every commit, so this m
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource
@@ -26,6 +25,7 @@ class ArchiveSink(DataSource):
         return FORMAT
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ArchiveWriter:
+        from headrace.arrow.locations import location
         from headrace.pipelines.archive_sink import ArchiveWriter
 
-        return ArchiveWriter(Path(self.options["path"]), self.options["query"], schema)
+        return ArchiveWriter(location(self.options["path"]), self.options["query"], schema)

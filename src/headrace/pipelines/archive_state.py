@@ -9,11 +9,17 @@
 again bear the name they had. A query with other topics or another schema gets a new name and a new checkpoint, and goes
 on from the offsets in the tables; the former checkpoint is removed. `archive.json` outlives checkpoints: offsets of a
 topic mean nothing in one of the same name that was made later.
+
+Spark can write its checkpoint to a folder only. That of an archive in a store is in a folder of the driver's machine,
+as is the lock, and the archive has a copy of `query.json` and of the last batch in Spark's logs for those who read it.
+Two machines that fill one archive are kept apart by the tables: whoever commits an offset that is there already is
+refused.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -22,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from headrace.arrow.locations import ObjectPath
 from headrace.arrow.stored_table import FILE_SINK_LOG
 from headrace.errors import DataFolderError, OperatorError
 from headrace.pipelines import archive_tables, delta, durable
@@ -29,6 +36,8 @@ from headrace.pipelines.archive_tables import RECORDS
 from headrace.spark.progress import Position
 
 CHECKPOINT: Final = Path("checkpoints") / "archive"
+APART: Final = Path(".headrace") / "checkpoints"
+"""Where checkpoints of archives in a store are, unless it is said."""
 STATE: Final = "query.json"
 ORIGIN: Final = "archive.json"
 LOCK: Final = "archive.lock"
@@ -52,37 +61,51 @@ class Origin:
     topics: dict[str, str]
 
 
+def checkpoint_of(archive: Path) -> Path:
+    """Where Spark keeps the checkpoint of an archive of which nothing else is said."""
+    if isinstance(archive, ObjectPath):
+        return (APART / re.sub(r"[^\w.-]", "-", f"archive-{archive.key}")).resolve()
+    return archive / CHECKPOINT
+
+
 @contextmanager
-def locked(archive: Path) -> Iterator[None]:
-    """Hold the folder alone. The lock goes with the process, however that ends."""
+def locked(archive: Path, checkpoint: Path | None = None) -> Iterator[None]:
+    """Hold the archive alone, or at least its checkpoint. The lock goes with the process, however that ends."""
+    checkpoint = checkpoint or checkpoint_of(archive)
     if "%" in str(archive):
         # deltalake takes %20 in a path for a blank.
         raise DataFolderError(f"{archive} has a % in its name, which Delta tables do not bear; give another --to")
+    lock = archive / LOCK
     try:
+        if isinstance(archive, ObjectPath):
+            archive.check()
+            durable.make_folder(checkpoint.parent)
+            lock = checkpoint.with_name(f"{checkpoint.name}.lock")
         durable.make_folder(archive)
         if not any((archive / name).exists() for name in OURS) and any(archive.iterdir()):
             raise DataFolderError(f"{archive} holds something else than an archive; give another folder with --to")
-        (archive / LOCK).touch()
+        lock.touch()
     except OSError as error:
-        raise DataFolderError(f"{archive} cannot be written: {error.strerror}; give another folder with --to") from None
+        told = error.strerror or error
+        raise DataFolderError(f"{archive} cannot be written: {told}; give another folder with --to") from None
 
     def taken(by: str) -> DataFolderError:
         return DataFolderError(f"{archive} is being written by another archive, process {by}; wait for it, or stop it")
 
-    with durable.locked(archive / LOCK, taken):
+    with durable.locked(lock, taken):
         yield
 
 
 def known_identity(archive: Path) -> dict[str, Any] | None:
     """What the last query archived, if the folder knows."""
-    found = _load(archive)
+    found = _load(archive / CHECKPOINT)
     return None if found is None else found.identity
 
 
-def origin(archive: Path) -> Origin:
+def origin(archive: Path, checkpoint: Path | None = None) -> Origin:
     """As the archive remembers it, with topics that only Spark's checkpoint knows the id of; else with a new id."""
     path = archive / ORIGIN
-    topics = _checkpoint_ids(archive)
+    topics = _checkpoint_ids(checkpoint or checkpoint_of(archive))
     try:
         found = json.loads(path.read_text())
         return Origin(str(found.get("id") or secrets.token_hex(8)), topics | dict(found["topics"]))
@@ -99,9 +122,26 @@ def remember(archive: Path, known: Origin) -> None:
     durable.save_json(archive / ORIGIN, {"id": known.id, "topics": known.topics})
 
 
-def _checkpoint_ids(archive: Path) -> dict[str, str]:
+def publish(archive: Path, checkpoint: Path) -> None:
+    """Tell those who read the archive which batch was the last, where they do not see the checkpoint: after the last
+    records of a topic may come offsets that have none."""
+    if checkpoint == archive / CHECKPOINT:
+        return
+    done = max((int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdigit()), default=-1)
+    if done < 0:
+        return
+    for log in ("offsets", "commits"):
+        copies = archive / CHECKPOINT / log
+        older = [path for path in copies.glob("[0-9]*") if path.name != str(done)]
+        durable.make_folder(copies)
+        (copies / str(done)).write_text((checkpoint / log / str(done)).read_text())
+        for path in older:
+            path.unlink(missing_ok=True)
+
+
+def _checkpoint_ids(checkpoint: Path) -> dict[str, str]:
     """Of the last batch that Spark has planned. Its file has a version, a line about the query, and one per source."""
-    planned = [path for path in (archive / CHECKPOINT / "offsets").glob("[0-9]*") if path.name.isdigit()]
+    planned = [path for path in (checkpoint / "offsets").glob("[0-9]*") if path.name.isdigit()]
     if not planned:
         return {}
     lines = max(planned, key=lambda path: int(path.name)).read_text().splitlines()
@@ -112,17 +152,17 @@ def _checkpoint_ids(archive: Path) -> dict[str, str]:
         return {}
 
 
-def begin(archive: Path, identity: dict[str, Any]) -> Query:
+def begin(archive: Path, checkpoint: Path, identity: dict[str, Any]) -> Query:
     """The query of the checkpoint if it has this identity, else a new one that the tables can be handed over to."""
-    former = _load(archive)
-    if former is None and _has_entries(archive / CHECKPOINT):
-        raise OperatorError(f"{archive / CHECKPOINT} is a checkpoint, but none of an archive; move it away")
+    former = _load(checkpoint)
+    if former is None and _has_entries(checkpoint):
+        raise OperatorError(f"{checkpoint} is a checkpoint, but none of an archive; move it away")
     plain = identity["format"] == "parquet"
     if plain:
         _check_plain(archive, former, identity)
     if former is not None and not former.is_new and not _has_entries(archive / RECORDS):
         raise OperatorError(
-            f"{archive} has a checkpoint, but its table {RECORDS}/ is gone; remove {archive / 'checkpoints'} "
+            f"{archive} has a checkpoint, but its table {RECORDS}/ is gone; remove {checkpoint.parent} "
             "to archive from the beginning, or give another --to"
         )
     if former is not None and former.identity == identity:
@@ -134,9 +174,10 @@ def begin(archive: Path, identity: dict[str, Any]) -> Query:
                 f"had ({json.dumps(former.identity)}), then with others"
             )
         archive_tables.sweep(archive, former.name)
-        shutil.rmtree(archive / CHECKPOINT)
+        shutil.rmtree(checkpoint)
     query = Query(secrets.token_hex(8), identity, True)
-    _save(archive, query)
+    for folder in {archive / CHECKPOINT, checkpoint}:
+        durable.save_json(folder / STATE, {"query": query.name, "identity": query.identity})
     return query
 
 
@@ -153,17 +194,13 @@ def _has_entries(folder: Path) -> bool:
     return folder.exists() and any(folder.iterdir())
 
 
-def _load(archive: Path) -> Query | None:
-    path = archive / CHECKPOINT / STATE
+def _load(checkpoint: Path) -> Query | None:
+    path = checkpoint / STATE
     try:
         found = json.loads(path.read_text())
-        started = (archive / CHECKPOINT / "metadata").exists()
+        started = (checkpoint / "metadata").exists()
         return Query(str(found["query"]), dict(found["identity"]), not started)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
         raise OperatorError(f"{path} cannot be read: {error}; remove {path.parent} to go on from the tables") from None
-
-
-def _save(archive: Path, query: Query) -> None:
-    durable.save_json(archive / CHECKPOINT / STATE, {"query": query.name, "identity": query.identity})

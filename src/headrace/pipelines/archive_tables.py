@@ -19,6 +19,7 @@ from pyspark.sql.types import StructField, StructType
 
 from headrace.arrow.archive import root_of
 from headrace.arrow.history import last_writer, next_offsets
+from headrace.arrow.locations import ObjectPath
 from headrace.errors import OperatorError
 from headrace.pipelines import delta
 from headrace.pipelines.archive_files import DataFile
@@ -165,9 +166,9 @@ def sweep(archive: Path, app_id: str) -> int:
     Files of a batch that no table has yet are left alone: the process that wrote them may outlive its driver and still
     commit them. They are removed here once their batch is committed, by whomever. Files that a table had, and that were
     merged since, are left to vacuum: a reader may be at them. To be called by who holds the archive alone, as merging
-    is done by no other process.
+    is done by no other process. Nobody holds one in a store: there merged files are left to vacuum.
     """
-    count = 0
+    count, merges_too = 0, not isinstance(archive, ObjectPath)
     for name in (RECORDS, DEAD_LETTERS):
         if not delta.exists(archive / name):
             continue
@@ -175,8 +176,10 @@ def sweep(archive: Path, app_id: str) -> int:
         version, named = table.transaction_version(app_id), delta.named_paths(table)
         found = {path: path.name.split("-") for path in (archive / name).rglob("*-*.parquet")}
         for path, (first, second, *_) in found.items():
-            is_done = first == MERGED or (first == app_id and version is not None and int(second) <= version)
-            if is_done and str(path.relative_to(archive / name)) not in named:
+            is_lost = (
+                merges_too if first == MERGED else first == app_id and version is not None and int(second) <= version
+            )
+            if is_lost and str(path.relative_to(archive / name)) not in named:
                 path.unlink(missing_ok=True)
                 count += 1
     return count

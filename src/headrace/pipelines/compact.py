@@ -114,7 +114,7 @@ def _merge(spark: SparkSession, table: DeltaTable, bins: list[list[File]]) -> li
     paths = [file.path for files in bins for file in files]
     numbers = [(Path(file.path).name, number) for number, files in enumerate(bins) for file in files]
     bin_of = f.broadcast(spark.createDataFrame(numbers, "file_name string, bin int"))
-    rows = table_files.read(spark, table, paths, f.col("_metadata.file_name"))
+    rows = table_files.read(spark, table, paths, with_file_name=True)
     merged = (
         rows.join(bin_of, "file_name")
         .repartitionById(len(bins), f.col("bin"))

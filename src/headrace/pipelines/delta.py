@@ -21,8 +21,17 @@ from pyspark.sql.types import StructType
 
 from headrace.arrow.archive import root_of
 from headrace.arrow.history import WRITER
+from headrace.arrow.locations import (
+    ObjectPath,
+    delta_options,
+    delta_table,
+    is_delta_table,
+    location,
+    one_line,
+    parquet_source,
+)
 from headrace.errors import OperatorError
-from headrace.pipelines import durable
+from headrace.pipelines import durable, parquet_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,17 +43,17 @@ LAST_CHECKPOINT: Final = "_last_checkpoint"
 
 
 def exists(path: str | Path) -> bool:
-    return DeltaTable.is_deltatable(str(path))
+    return is_delta_table(path)
 
 
 def open_table(path: str | Path) -> DeltaTable:
     """The newest version, if its files can be read as plain Parquet."""
     try:
-        table = DeltaTable(str(path))
+        table = delta_table(path)
     except TableNotFoundError:
         raise OperatorError(f"{path} is not a Delta table; `headrace pipeline archive --to` makes one") from None
     except (DeltaError, OSError) as error:
-        raise OperatorError(f"the Delta table {path} cannot be read: {error}") from None
+        raise OperatorError(f"the Delta table {path} cannot be read: {one_line(error)}") from None
     needed = table.protocol().min_reader_version
     if needed > READER_VERSION_MAX:
         raise OperatorError(
@@ -67,7 +76,7 @@ def named_paths(table: DeltaTable) -> set[str]:
     found, since = paths(table), -1
     if checkpoints:
         since = int(checkpoints[-1].name[:20])
-        with pq.ParquetFile(checkpoints[-1]) as opened:
+        with pq.ParquetFile(parquet_source(checkpoints[-1])) as opened:
             removed = opened.read(columns=["remove.path"])["remove"].combine_chunks()
         found |= {unquote(path) for path in pc.struct_field(removed, "path").to_pylist() if path is not None}
     for version in range(since + 1, table.version() + 1):
@@ -85,24 +94,24 @@ def spark_schema(table: DeltaTable) -> StructType:
 def read(spark: SparkSession, path: str | Path) -> DataFrame:
     """The rows of the newest version of the table; all columns typed by its schema, partition columns too."""
     table = open_table(path)
-    schema = spark_schema(table)
-    base = root_of(table)
-    files = [str(base / path) for path in sorted(paths(table))]
-    if not files:
-        return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("basePath", str(base)).parquet(*files).select(*schema.fieldNames())
+    return parquet_rows.read(spark, root_of(table), sorted(paths(table)), spark_schema(table))
 
 
 def create(path: str | Path, schema: Schema | pa.Schema, partition_by: Sequence[str]) -> None:
     """A table without rows; nothing is done if it is there. On disk when this returns."""
-    durable.make_folder(Path(path))
-    DeltaTable.create(str(path), schema, mode="ignore", partition_by=list(partition_by))
+    where = location(path)
+    durable.make_folder(where)
+    options = delta_options(where)
+    DeltaTable.create(str(where), schema, mode="ignore", partition_by=list(partition_by), storage_options=options)
     sync_version(path, 0)
 
 
 def sync_version(path: str | Path, version: int) -> None:
     """Bring a version to the disk: its entry in the log, a checkpoint that came with it, the names of the folders."""
-    log, above = Path(path) / LOG_FOLDER, Path(path).parent
+    where = location(path)
+    if isinstance(where, ObjectPath):
+        return
+    log, above = where / LOG_FOLDER, where.parent
     checkpoint = log / f"{version:020}.checkpoint.parquet"
     if checkpoint.exists():
         durable.sync(checkpoint)
@@ -144,7 +153,7 @@ def append(
             failure = error
             continue
         except (DeltaError, OSError) as error:
-            raise OperatorError(f"the Delta table {path} did not take a commit: {error}") from None
+            raise OperatorError(f"the Delta table {path} did not take a commit: {one_line(error)}") from None
         sync_version(path, table.version() + 1)
         return True
     raise OperatorError(f"the Delta table {path} did not take a commit in {COMMIT_TRIES} tries: {failure}")

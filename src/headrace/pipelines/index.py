@@ -126,7 +126,7 @@ def _range_of(column: str, ranges: int) -> Column:
 
 def _open_keys(archive: Path) -> DeltaTable:
     path = key_index.folder(archive)
-    if not DeltaTable.is_deltatable(str(path)):
+    if not delta.exists(path):
         delta.create(path, key_index.SCHEMA, LAYOUT.partition_by)
     return delta.open_table(path)
 

@@ -87,6 +87,8 @@ class Topics:
 
     def write_table(self, rows: DataFrame, path: str, *, partition_by: Sequence[str] = ()) -> None:
         """Rows to a Delta table, each once; a relative path counts from the folder of the job's file."""
+        if "://" in path:
+            raise OperatorError(f"table {path} cannot be written: a job's tables are in folders that all machines see")
         target = (self._folder / path).resolve()
         self._add(Output(f"table-{_slug(target.name)}", "table", str(target), rows, partition_by=tuple(partition_by)))
 

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from headrace.arrow.archive import File, list_files, root_of
+from headrace.arrow.locations import parquet_source
 from headrace.errors import OperatorError
 from headrace.pipelines import compact, delta, table_files
 from headrace.pipelines.archive_tables import MERGED, RECORDS
@@ -182,7 +183,7 @@ def _merge(table: DeltaTable, files: list[File]) -> table_files.Written:
     merged = table_files.TableFile(root_of(table), values, inside, LAYOUT)
     try:
         for file in files:
-            with pq.ParquetFile(root_of(table) / file.path, pre_buffer=False) as opened:
+            with pq.ParquetFile(parquet_source(root_of(table) / file.path), pre_buffer=False) as opened:
                 for rows in opened.iter_batches(BATCH_ROWS):
                     merged.append(_shaped(rows, inside))
         return merged.close()

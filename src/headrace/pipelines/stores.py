@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from headrace.arrow.locations import location
 from headrace.client.admin import operations
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.groups import fetch_offsets
@@ -62,12 +63,13 @@ def data_folder(spark: SparkSession, data: str, topics: Sequence[str]) -> Store:
 
 def archive(spark: SparkSession, path: str, topics: Sequence[str], bootstrap: str | None, group_id: str) -> Store:
     """Records and dead letters; their digests are made anew. Without a broker all of the ledger has to be there."""
-    identity = archive_state.known_identity(Path(path))
+    where = location(path)
+    identity = archive_state.known_identity(where)
     if identity and identity.get("drop_value"):
         raise OperatorError(f"the archive {path} keeps no values as they were sent: it cannot be audited")
     # Before the files are listed: an archive that runs commits what it has written, so the list has all of it.
     bounds = [] if bootstrap is None else _archived_until(bootstrap, topics, group_id)
-    kept = _archived(spark, Path(path)).where(F.col("topic").isin(*topics))
+    kept = _archived(spark, where).where(F.col("topic").isin(*topics))
     rows = kept.select(*STORE_COLUMNS[:-1], *SENT_COLUMNS).mapInArrow(_with_digests, STORE_TYPE)
     return Store(f"archive {path}", rows, lambda: bounds)
 

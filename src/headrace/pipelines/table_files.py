@@ -2,7 +2,7 @@
 
 A task writes the rows of its partition, in their order, to new files: another one where the values of the table's
 partition columns change. A file counts only when a commit names it; what a task or driver that died has left is removed
-by vacuum. Files are synced before they are reported. Local and mounted file systems only.
+by vacuum. Files are synced before they are reported; in a store they are there then.
 
 `replace` takes files out and puts others in, in one version, and only if the table still has every file that goes out:
 `deltalake` itself would let two commits remove the same file and both add its rows.
@@ -31,11 +31,12 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 
 from headrace.arrow.archive import root_of
+from headrace.arrow.locations import location, parquet_source, parquet_writer
 from headrace.errors import OperatorError
-from headrace.pipelines import delta, durable
+from headrace.pipelines import delta, durable, parquet_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 COMMIT_ATTEMPTS: Final = 20
 UNNAMED_HOURS: Final = 24
@@ -85,13 +86,11 @@ class Written:
         return AddAction(self.path, self.size_bytes, self.partition_values, now_ms, data_change, self.stats)
 
 
-def read(spark: SparkSession, table: DeltaTable, paths: Iterable[str], *extra: Column) -> DataFrame:
-    """Some files of the table, by their paths in its log: its columns, and others that are asked for."""
-    schema, chosen = delta.spark_schema(table), [str(root_of(table) / path) for path in paths]
-    if not chosen:
-        return spark.createDataFrame([], schema)
-    rows = spark.read.schema(schema).option("basePath", str(root_of(table))).parquet(*chosen)
-    return rows.select(*schema.fieldNames(), *extra)
+def read(spark: SparkSession, table: DeltaTable, paths: Iterable[str], *, with_file_name: bool = False) -> DataFrame:
+    """Some files of the table, by their paths in its log: its columns, and `file_name` if that is asked for."""
+    return parquet_rows.read(
+        spark, root_of(table), list(paths), delta.spark_schema(table), with_file_name=with_file_name
+    )
 
 
 def write(rows: DataFrame, table: str | Path, layout: Layout) -> list[Written]:
@@ -111,7 +110,7 @@ def _writer(table: str, layout: Layout) -> Callable[[Iterator[Any]], Iterator[An
             for values, rows in _runs(pa.Table.from_batches([batch]), (*layout.partition_by, *layout.cut_by)):
                 if current is None or current.values != values:
                     report += [current.close()] if current is not None else []
-                    current = TableFile(Path(table), values, rows.schema, layout)
+                    current = TableFile(location(table), values, rows.schema, layout)
                 current.append(rows)
         report += [current.close()] if current is not None else []
         rows_of_report = [
@@ -156,7 +155,7 @@ class TableFile:
         # Delta's columns may all be null, whatever Spark knows of these rows.
         kept = [column.with_nullable(True) for column in schema if column.name not in layout.partition_by]
         self._schema = pa.schema(kept)
-        self._writer = pq.ParquetWriter(
+        self._writer = parquet_writer(
             self._path,
             self._schema,
             compression="zstd",
@@ -183,7 +182,7 @@ class TableFile:
         self._end_row_group()
         self._writer.close()
         durable.sync(self._path, self._table)
-        metadata = pq.read_metadata(self._path)
+        metadata = pq.read_metadata(parquet_source(self._path))
         values = {name: self.values[name] for name in self._layout.partition_by}
         stats = json.dumps(_stats(metadata, self._layout.bounded))
         return Written(str(self._name), self._path.stat().st_size, metadata.num_rows, values, stats)

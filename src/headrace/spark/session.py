@@ -50,6 +50,17 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
 }
 
+STORE_VARIABLES: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+)
+"""What says how S3-compatible storage is reached (`headrace.arrow.locations`)."""
 WAREHOUSE: Final = "spark.sql.warehouse.dir"
 LEAST_SPARK: Final = (4, 2)
 LEAST_JAVA: Final = 17
@@ -89,7 +100,7 @@ def start(name: str = "headrace", master: str = "local[*]", settings: Mapping[st
     local = master.startswith("local")
     own = _own_folder() if local and not running else None
     builder = SparkSession.builder.appName(name).master(_retrying(master))
-    chosen = {**SETTINGS, **(_LOOPBACK if local else {}), **(settings or {})}
+    chosen = {**SETTINGS, **(_LOOPBACK if local else _store_settings()), **(settings or {})}
     if own:
         # Spark makes this folder even if no table is kept, and left to itself makes it in the working folder.
         chosen.setdefault(WAREHOUSE, str(own / "warehouse"))
@@ -108,6 +119,11 @@ def start(name: str = "headrace", master: str = "local[*]", settings: Mapping[st
         session = builder.config("spark.driver.extraJavaOptions", f"{options} {given}".strip()).getOrCreate()
     _check_version(session.version, "the Spark that SPARK_HOME or the master brings")
     return _with_formats(session)
+
+
+def _store_settings() -> dict[str, str]:
+    """Executors reach a store as this process does; Spark hands on its own credentials in the same way."""
+    return {f"spark.executorEnv.{name}": os.environ[name] for name in STORE_VARIABLES if name in os.environ}
 
 
 @contextmanager

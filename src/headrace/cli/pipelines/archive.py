@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.completers import topic_names
-from headrace.cli.options import with_bootstrap
+from headrace.cli.options import LOCATION, with_bootstrap
 from headrace.cli.pipelines.options import progress, readable_errors, show, spark_options, spark_session
 
 
@@ -16,7 +16,7 @@ from headrace.cli.pipelines.options import progress, readable_errors, show, spar
     "--topic", "topics", multiple=True, metavar="NAME", shell_complete=topic_names, help="A topic to archive; repeat."
 )
 @click.option("--pattern", default="", metavar="REGEX", help="Topics whose whole name matches, new ones too.")
-@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The archive's folder.")
+@click.option("--to", required=True, type=LOCATION, metavar="DIR", help="The archive: a folder, or s3://BUCKET/PREFIX.")
 @click.option("--format", "kind", type=click.Choice(["delta", "parquet"]), default="delta", show_default=True)
 @click.option("--follow", is_flag=True, help="Go on until ctrl-C or SIGTERM, instead of until all is archived.")
 @click.option(
@@ -39,6 +39,10 @@ from headrace.cli.pipelines.options import progress, readable_errors, show, spar
     "--vacuum", "vacuum_hours", type=click.IntRange(1), metavar="HOURS",
     help="With --merge: remove files that were merged so long ago; no reader may take longer.  [default: 24]",
 )  # fmt: skip
+@click.option(
+    "--checkpoint", type=click.Path(path_type=Path), metavar="DIR",
+    help="Where Spark notes its progress.  [default: in the archive; for s3:// in .headrace/checkpoints]",
+)  # fmt: skip
 @with_bootstrap
 @spark_options
 def archive(
@@ -58,6 +62,7 @@ def archive(
     merge: bool,
     target_mb: int | None,
     vacuum_hours: int | None,
+    checkpoint: Path | None,
     bootstrap: str,
     master: str,
     spark_conf: tuple[str, ...],
@@ -91,7 +96,7 @@ def archive(
     merging = MergeOptions((target_mb or 128) << 20, vacuum_hours or 24) if merge else None
     options = pipeline.ArchiveOptions(
         to, bootstrap, topics, pattern, kind, follow, decode, schema, drop_value, group, max_offsets_per_trigger,
-        trigger, starting, accept_loss, merging,
+        trigger, starting, accept_loss, merging, checkpoint,
     )  # fmt: skip
     with readable_errors():
         pipeline.check(options)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from headrace.cli.options import time_ms
+from headrace.cli.options import archive_option, time_ms
 from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
 from headrace.cli.times import EXPECTED
 
 
 @click.command()
-@click.option("--archive", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The archive's folder.")
+@archive_option
 @click.option("--topic", "topics", multiple=True, help="Only this topic; repeat.  [default: all]")
 @click.option("--target-mb", type=click.IntRange(1), default=128, show_default=True, help="Size of merged files.")
 @click.option("--older-than", metavar="TIME", help=f"Only files written before {EXPECTED}.")

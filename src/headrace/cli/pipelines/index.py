@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from headrace.cli.options import archive_option
 from headrace.cli.pipelines.options import progress, show, spark_options, spark_session
 
 
 @click.command()
-@click.option("--archive", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The archive's folder.")
+@archive_option
 @click.option("--rebuild", is_flag=True, help="Index everything again, whatever is indexed already.")
 @spark_options
 def index(archive: Path, rebuild: bool, master: str, spark_conf: tuple[str, ...], as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from headrace.cli.completers import topic_names
-from headrace.cli.options import json_option, time_ms, with_bootstrap
+from headrace.cli.options import LOCATION, json_option, time_ms, with_bootstrap
 from headrace.cli.pipelines.options import progress, show
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--archive", type=click.Path(path_type=Path), metavar="DIR", help="The archive's folder.")
+@click.option("--archive", type=LOCATION, metavar="DIR", help="The archive: a folder, or s3://BUCKET/PREFIX.")
 @click.option("--table", type=click.Path(path_type=Path), metavar="PATH", help="Or a Delta or Parquet table.")
 @click.option("--topic", default="", metavar="NAME", help="The topic as it was archived.")
 @click.option(
