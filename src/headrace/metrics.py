@@ -1,7 +1,7 @@
 """What the broker counts: plain integers that the hot path adds to, and a histogram of latencies per API; and the table
 of metric families, by which they are told.
 
-Nothing is formatted here; the HTTP port renders it. Gauges that are cheaper to compute than to keep (log sizes, group
+The HTTP port tells them, in Prometheus' text format. Gauges that are cheaper to compute than to keep (log sizes, group
 lag) come from collectors that run when somebody asks.
 
 Names follow Prometheus' conventions: base units last, `_total` for what only rises. docs/METRICS.md is made from the
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Of Prometheus' text format: a line of help and one of kind for a family, then a line for each sample."""
 LATENCY_BOUNDS_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -212,3 +214,29 @@ class Metrics:
     def collected(self) -> Iterable[Sample]:
         for collector in self._collectors:
             yield from collector()
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """Samples by family, in the order in which families come first."""
+    lines: dict[Family, list[str]] = {}
+    for sample in samples:
+        lines.setdefault(sample.family, []).append(line(sample))
+    return "".join(f"{each}\n" for family, mine in lines.items() for each in (*head_lines(family), *mine))
+
+
+def head_lines(family: Family) -> tuple[str, str]:
+    return f"# HELP {family.name} {family.meaning}", f"# TYPE {family.name} {family.kind}"
+
+
+def line(sample: Sample) -> str:
+    return sample_line(sample.family.name, zip(sample.family.labels, sample.labels, strict=True), sample.value)
+
+
+def sample_line(name: str, labels: Iterable[tuple[str, str]], value: float) -> str:
+    told = ",".join(f'{label}="{_escape(text)}"' for label, text in labels)
+    number = str(int(value)) if value == int(value) else repr(float(value))
+    return f"{name}{{{told}}} {number}" if told else f"{name} {number}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

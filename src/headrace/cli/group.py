@@ -42,7 +42,9 @@ def list_groups(cluster: Cluster, as_json: bool) -> None:
 def describe(cluster: Cluster, name: str, as_json: bool) -> None:
     """Show the members of group NAME and its lag in each partition."""
     described = groups.describe_group(cluster, name)
-    rows = [_lag_row(found) for found in groups.group_lag(cluster, described)]
+    lags = groups.group_lag(cluster, described)
+    rows = [_lag_row(found) for found in lags]
+    authors = sorted({found.author for found in lags if found.author})
     members = [
         {
             "member": member.member_id,
@@ -57,11 +59,13 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
     if as_json:
         head = {"group": name, "state": described.state, "type": described.type, "assignor": described.assignor}
         epochs = {"epoch": described.epoch, "assignment_epoch": described.assignment_epoch}
-        show_json({**head, **epochs, "members": members, "partitions": rows})
+        show_json({**head, **epochs, "committed_by": authors, "members": members, "partitions": rows})
         return
     total = sum(row["lag"] or 0 for row in rows)
     epoch = "" if described.epoch is None else f"epoch {described.epoch}, assigned in {described.assignment_epoch}, "
     click.echo(f"group {name}, {described.state}, assignor {described.assignor or '-'}, {epoch}lag {total}")
+    for author in authors:
+        click.echo(f"committed by {author}")
     if members:
         more = () if described.epoch is None else ("target", "epoch")
         show_table(members, ("member", "instance", "client", "host", "partitions", *more))

@@ -1,12 +1,12 @@
-"""GET /metrics: everything that the broker counts, in Prometheus' text format (version 0.0.4).
+"""GET /metrics: everything that the broker counts, in Prometheus' text format.
 
-A family is a line of help, a line of kind, then one line per set of labels; a histogram's buckets are cumulative. The
-families are those of `headrace.metrics`, in that order; one without a sample is left out.
+The families are those of `headrace.metrics`, in that order; one without a sample is left out. A histogram's buckets are
+cumulative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from headrace import __version__
@@ -20,7 +20,6 @@ from headrace.http.services import HttpServices
 from headrace.metrics import FAMILIES, LATENCY_BOUNDS_SECONDS, Family, Histogram, Metrics, Sample
 from headrace.partitions.partition import Partition
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 EXPOSITION: Final = Operation(
     "Everything that is counted, for Prometheus", {200: Answer("Its text format.", {PLAIN: TEXT})}
 )
@@ -30,7 +29,7 @@ def exposition(exchange: Exchange) -> Response:
     services = exchange.services
     lines: dict[Family, list[str]] = {}
     for sample in _samples(services):
-        lines.setdefault(sample.family, []).append(_line(sample))
+        lines.setdefault(sample.family, []).append(families.line(sample))
     lines[families.SYNC_SECONDS] = list(_histogram(families.SYNC_SECONDS, (), services.metrics.syncs))
     lines[families.REQUEST_SECONDS] = [
         line
@@ -38,8 +37,8 @@ def exposition(exchange: Exchange) -> Response:
         for line in _histogram(families.REQUEST_SECONDS, (api,), histogram)
     ]
     told = dict.fromkeys((*FAMILIES, *lines))
-    shown = [line for family in told if lines.get(family) for line in (*_head(family), *lines[family])]
-    return text_response("\n".join(shown) + "\n", CONTENT_TYPE)
+    shown = [line for family in told if lines.get(family) for line in (*families.head_lines(family), *lines[family])]
+    return text_response("\n".join(shown) + "\n", families.CONTENT_TYPE)
 
 
 def _samples(services: HttpServices) -> Iterator[Sample]:
@@ -142,25 +141,7 @@ def _histogram(family: Family, labels: tuple[str, ...], histogram: Histogram) ->
     cumulated = 0
     for bound, count in zip(LATENCY_BOUNDS_SECONDS, histogram.buckets, strict=False):
         cumulated += count
-        yield _shown(f"{family.name}_bucket", (*own, ("le", f"{bound:g}")), cumulated)
-    yield _shown(f"{family.name}_bucket", (*own, ("le", "+Inf")), histogram.count)
-    yield _shown(f"{family.name}_sum", own, histogram.total_seconds)
-    yield _shown(f"{family.name}_count", own, histogram.count)
-
-
-def _head(family: Family) -> tuple[str, str]:
-    return f"# HELP {family.name} {family.meaning}", f"# TYPE {family.name} {family.kind}"
-
-
-def _line(sample: Sample) -> str:
-    return _shown(sample.family.name, zip(sample.family.labels, sample.labels, strict=True), sample.value)
-
-
-def _shown(name: str, labels: Iterable[tuple[str, str]], value: float) -> str:
-    shown = ",".join(f'{label}="{_escape(text)}"' for label, text in labels)
-    number = str(int(value)) if value == int(value) else repr(float(value))
-    return f"{name}{{{shown}}} {number}" if shown else f"{name} {number}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        yield families.sample_line(f"{family.name}_bucket", (*own, ("le", f"{bound:g}")), cumulated)
+    yield families.sample_line(f"{family.name}_bucket", (*own, ("le", "+Inf")), histogram.count)
+    yield families.sample_line(f"{family.name}_sum", own, histogram.total_seconds)
+    yield families.sample_line(f"{family.name}_count", own, histogram.count)

@@ -19,7 +19,7 @@ from headrace.spark.plan import Place, TopicsFound
 from headrace.spark.progress import Position
 
 DEFAULT_GROUP: Final = "headrace-archive"
-MARK: Final = "headrace archive "
+MARK: Final = groups.ARCHIVE
 
 
 class NotOurs(OperatorError):

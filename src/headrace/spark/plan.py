@@ -204,6 +204,21 @@ def cut(
     return splits
 
 
+def record_bytes(
+    cluster: Cluster, log_starts: Mapping[Place, int], log_ends: Mapping[Place, int]
+) -> dict[Place, float]:
+    """About how many bytes a record takes on disk, in each partition; 0 where nobody says."""
+    try:
+        stored = {
+            (s.topic, s.partition): s.size_bytes for s in describe_log_folders(cluster, list(by_topic(log_starts)))
+        }
+    except HeadraceError:
+        stored = {}
+    return {
+        place: stored.get(place, 0) / max(1, log_ends.get(place, start) - start) for place, start in log_starts.items()
+    }
+
+
 def _sizes(cluster: Cluster, spans: Mapping[Place, tuple[int, int]]) -> dict[Place, int]:
     """About how many bytes each span has: its share of what its partition takes on disk (if that is little, all)."""
     try:

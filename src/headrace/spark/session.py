@@ -164,6 +164,8 @@ def _with_formats(session: SparkSession) -> SparkSession:
     """Spark finds formats by itself where this package is installed, and that costs a process: not before it has to."""
     if not Path(__file__).is_file() or _looks_elsewhere(session):
         register(session)
+    else:
+        _listen(session)
     return session
 
 
@@ -176,7 +178,7 @@ def _looks_elsewhere(spark: SparkSession) -> bool:
 
 
 def register(spark: SparkSession) -> None:
-    """Tell a session of the formats `headrace` and `headrace-log`.
+    """Tell a session of the formats `headrace` and `headrace-log`, and listen to its streams.
 
     For a session that was there before `headrace.spark` was imported: Spark looks for formats with the Python that its
     JVM was started with. A local session's workers run this Python from then on if `PYSPARK_PYTHON` had named none.
@@ -189,6 +191,14 @@ def register(spark: SparkSession) -> None:
         context.pythonExec = sys.executable
     register_source(spark, HeadraceSource)
     register_source(spark, LogDataSource)
+    _listen(spark)
+
+
+def _listen(spark: SparkSession) -> None:
+    """Progress of streams is committed when a batch is complete, and counted."""
+    from headrace.spark.query_listener import listen
+
+    listen(spark)
 
 
 def register_source(spark: SparkSession, source: type[DataSource]) -> None:

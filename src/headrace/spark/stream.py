@@ -2,7 +2,8 @@
 
 Planning runs in a process beside the driver, one for each query. All that survives a restart is in Spark's checkpoint
 (`headrace.spark.progress` has its form). Spark plans a batch only after the one before is complete, so the offset that
-planning starts from is what the query has done with; it is committed then, as the progress of a consumer group.
+planning starts from is what the query has done with. It is committed then, as the progress of a consumer group, if
+`headrace.spark.group_commits` has not done so when the batch was complete: only the driver hears of that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -34,6 +35,9 @@ from headrace.spark.progress import Position, StreamOffset
 if TYPE_CHECKING:
     from headrace.spark.history import Past
 
+SIZES_FOR_S: Final = 60.0
+"""How long the mean size of a partition's records is taken to be as it was."""
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, chosen: SourceOptions) -> None:
@@ -42,6 +46,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed: dict[Place, int] = {}
         self._target: dict[Place, int] | None = None
         self._latest: StreamOffset | None = None
+        self._record_bytes: dict[Place, float] = {}
+        self._sized_at_s: float | None = None
         self._planned_at_s: float | None = None
         self._reached = False
 
@@ -71,12 +77,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = plan.find(cluster, self._options.topics, missing_ok=True)
             self._commit(cluster, before, found)
             log_ends = plan.ends_of(cluster, found.places, LATEST)
-            self._latest = Position(log_ends, found.ids).to_json()
+            topic_ends = Position(log_ends, found.ids)
             target = log_ends if self._target is None else self._target
             ends = {place: min(end, target[place]) for place, end in log_ends.items() if place in target}
             if (before.offsets == ends and before.ids == found.ids) or self._is_too_early(before, ends, limit):
+                self._report(topic_ends, before, before)
                 return start
             log_starts = plan.ends_of(cluster, ends, EARLIEST)
+            self._size(cluster, log_starts, log_ends)
             if past := self._past(cluster, found, before, log_starts):
                 log_starts |= {place: floor for place, floor in past.floors().items() if place in log_starts}
             if any(at > log_ends.get(place, at) for place, at in before.offsets.items()):
@@ -87,10 +95,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = {place: max(at, ends[place]) for place, at in begin.offsets.items()}
         if isinstance(limit, ReadMaxRows):
             latest = share(begin.offsets, latest, limit.max_rows)
-        return Position(latest, found.ids, begin.lost).to_json()
+        reached = Position(latest, found.ids, begin.lost)
+        self._report(topic_ends, begin, reached)
+        return reached.to_json()
 
     def reportLatestOffset(self) -> StreamOffset | None:
+        """Asked for after each `latestOffset`."""
         return self._latest
+
+    def _report(self, ends: Position, begin: Position, reached: Position) -> None:
+        told = self._group_id, self._options.bootstrap
+        self._latest = progress.ends_report(ends, begin, reached, self._record_bytes, *told)
+
+    def _size(self, cluster: Cluster, log_starts: Mapping[Place, int], log_ends: Mapping[Place, int]) -> None:
+        """How large records are, looked up now and then: a batch is small, and this is asked of every broker."""
+        now_s = time.monotonic()
+        if self._sized_at_s is None or now_s - self._sized_at_s > SIZES_FOR_S or log_starts.keys() - self._record_bytes:
+            self._record_bytes = plan.record_bytes(cluster, log_starts, log_ends)
+            self._sized_at_s = now_s
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> list[InputPartition]:
         before, after = Position.from_json(start), Position.from_json(end)
@@ -124,8 +146,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return split_reader.read(self._options, partition)
 
     def commit(self, end: StreamOffset) -> None:
-        with self._cluster() as cluster:
-            self._commit(cluster, Position.from_json(end), plan.find(cluster, self._options.topics, missing_ok=True))
+        """Spark calls it after the next batch is planned, when this is mostly known."""
+        done = Position.from_json(end)
+        if done.offsets != self._committed:
+            with self._cluster() as cluster:
+                self._commit(cluster, done, plan.find(cluster, self._options.topics, missing_ok=True))
 
     @contextmanager
     def _cluster(self) -> Iterator[Cluster]:
@@ -138,11 +163,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reached = True
 
     def _commit(self, cluster: Cluster, done: Position, found: TopicsFound) -> None:
-        known = {
-            place: at
-            for place, at in done.offsets.items()
-            if place in found.places and done.ids.get(place[0], "") in ("", found.ids[place[0]])
-        }
+        known = done.still_there(found)
         if known != self._committed and progress.commit(cluster, self._group_id, known):
             self._committed = known
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.client.admin.cluster import Cluster, Request
 from headrace.client.admin.fetch import offsets_at
@@ -24,6 +25,11 @@ from headrace.wire.message import Message
 
 Committed = dict[TopicPartition, int]
 """(topic, partition) to the offset of the next record to read."""
+
+SPARK_QUERY: Final = "spark query "
+"""How the metadata of commits begins that tell how far a streaming query of Spark is; its id and name follow."""
+ARCHIVE: Final = "headrace archive "
+"""Likewise of an archive, with its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,13 @@ class PartitionLag:
     lag: int | None
     member_id: str | None
     """Who has the partition now."""
+    metadata: str = ""
+    """What was written beside the commit, by who made it."""
+
+    @property
+    def author(self) -> str | None:
+        """Who it is that commits from outside, where that is known: a query of Spark, an archive."""
+        return self.metadata if self.metadata.startswith((SPARK_QUERY, ARCHIVE)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +189,8 @@ def _partitions(assignment: Message) -> Assignment:
 
 def group_lag(cluster: Cluster, group: GroupDescription) -> list[PartitionLag]:
     """Of all partitions that the group has committed or that members have."""
-    committed = fetch_offsets(cluster, group.group_id)
+    commits = fetch_commits(cluster, group.group_id)
+    committed = {place: commit.offset for place, commit in commits.items()}
     owners = {place: member.member_id for member in group.members for place in places_of(member.assignment)}
     places = {*committed, *owners}
     ends = _ends(cluster, places)
@@ -187,6 +201,7 @@ def group_lag(cluster: Cluster, group: GroupDescription) -> list[PartitionLag]:
             ends.get(place),
             max(0, ends[place] - committed.get(place, 0)) if place in ends else None,
             owners.get(place),
+            commits[place].metadata if place in commits else "",
         )
         for place in sorted(places)
     ]
