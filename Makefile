@@ -23,7 +23,7 @@ TESTS := $(VENV)/.compiled $(VENV)/.tests
 
 help:
 	@echo 'make serve      run a broker here; ARGS="--data ./data --listen 127.0.0.1:9092" go to headrace serve'
-	@echo 'make demo       broker, traffic, archive, a plot and an audit, in a few minutes; KEEP=1 keeps its folder'
+	@echo 'make demo       broker, traffic, archive, a kill -9, a plot and an audit, in a few minutes; KEEP=1 keeps its folder'
 	@echo 'make quick      in a minute: the rooms without other processes, one broker, lint and types of what changed'
 	@echo 'make test       everything: checks, unit tests, real clients, faults (ARGS go to pytest: ARGS=tests/wire)'
 	@echo 'make check      format, lint, types, layers, tidiness'

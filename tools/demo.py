@@ -1,4 +1,6 @@
-"""`make demo`: a broker, traffic, an archive, an aggregation with a plot, and an audit of it all.
+"""`make demo`: a broker, traffic, an archive, topic to topic exactly once, a plot, and an audit of it all.
+
+One step's driver is killed in the middle (`headrace.spark.faults`), and runs again.
 
 Every step shows the command that a person would type. Those that need Spark run in this process, so that they share one
 JVM, which starts while the orders come in; typed one by one each would wait for its own. Everything lives in a
@@ -27,12 +29,14 @@ from typing import Any, Final
 from headrace.cli.main import main as main_of_headrace
 from headrace.errors import HeadraceError
 from headrace.spark import session
+from headrace.spark.faults import VARIABLE
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 HEADRACE: Final = str(Path(sys.executable).parent / "headrace")
 PLOT: Final = ROOT / ".work" / "demo" / "revenue.png"
 SECONDS: Final = 10
 RATE: Final = 6000
+BATCH: Final = 20_000
 # A JVM that lives for a minute is not worth the optimising compiler.
 SHORT_LIVED: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 STOP_WITHIN_S: Final = 30.0
@@ -41,6 +45,13 @@ BOLD, GREEN, RED, DIM, PLAIN = ("\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\
 if not sys.stdout.isatty():
     BOLD = GREEN = RED = DIM = PLAIN = ""
 
+KILLED_AT: Final = "sink-written:1"
+HOW_MADE: Final = (
+    "--key", "sha2(key, 256)",
+    "--value", "regexp_replace(cast(value as string), 'customer-[0-9]+', '***')",
+    "--where", "get_json_object(cast(value as string), '$.status') = 'paid'",
+)  # fmt: skip
+"""What examples/paid_orders.sql makes of an order, for the audit."""
 PER_COUNTRY: Final = (
     "select country, sum(orders) as orders, round(sum(revenue), 2) as revenue "
     "from `revenue-per-minute` group by country order by revenue desc"
@@ -96,6 +107,17 @@ class Demo:
         with redirect_stdout(io.StringIO()) as printed:
             code = main_of_headrace(list(arguments))
         return code, printed.getvalue()
+
+    def killed(self, *arguments: str, at: str) -> None:
+        """Run a command in a process of its own, which kills itself and its JVM with SIGKILL at a named point."""
+        print(f"{DIM}$ {VARIABLE}={at} {shlex.join(['headrace', *arguments])}{PLAIN}", flush=True)
+        began = time.monotonic()
+        known = os.environ | {VARIABLE: at}
+        ran = subprocess.run([HEADRACE, *arguments], env=known, capture_output=True, text=True, check=False)
+        if ran.returncode != -signal.SIGKILL:
+            raise StepFailed(f"the driver was to be killed, and ended with {ran.returncode}: {ran.stderr[-2000:]}")
+        print("  Killed", flush=True)
+        self.took.append(("killed run", time.monotonic() - began))
 
     def serve(self) -> None:
         arguments = ["serve", "--data", "data", "--listen", "127.0.0.1:0"]
@@ -153,6 +175,17 @@ def play(demo: Demo) -> None:
     demo.step("The topic into an archive: a Delta table by topic and date, each record once")
     demo.command("pipeline", "archive", "--topic", "orders", "--to", "archive")
 
+    demo.step("Paid orders to another topic, by Spark; its driver dies by kill -9 when all rows of a batch are written")
+    paid = "paid_orders.sql"
+    shutil.copyfile(ROOT / "examples" / paid, demo.folder / paid)
+    demo.killed("pipeline", "run", paid, "--set", f"batch={BATCH}", at=KILLED_AT)
+
+    demo.step("What it has left open is seen by nobody who reads committed records")
+    demo.command("transaction", "list", "--two-phase")
+
+    demo.step("Run again, it goes on: what was not decided is aborted, and written once more")
+    demo.command("pipeline", "run", paid, "--set", f"batch={BATCH}")
+
     demo.step("A SQL job: revenue per country and second to a topic, large orders to a table")
     job = "revenue_per_minute.sql"
     shutil.copyfile(ROOT / "examples" / job, demo.folder / job)
@@ -167,8 +200,10 @@ def play(demo: Demo) -> None:
     bars(countries)
     plot([row for row in rows if "second" in row], [row["country"] for row in countries])
 
-    demo.step("Audit: every acknowledged order is in the topic and in the archive, once, whole and in order")
-    demo.command("pipeline", "audit", "--ledger", "ledger", "--archive", "archive")
+    demo.step("Audit: every acknowledged order is in topic and archive, and every paid one in the other topic, once")
+    demo.command(
+        "pipeline", "audit", "--ledger", "ledger", "--archive", "archive", "--copy", "orders=paid-orders", *HOW_MADE
+    )
 
     demo.step("The broker stops cleanly")
     demo.stop()

@@ -14,7 +14,7 @@ import pytest
 from headrace.arrow.ledger import SCHEMA
 from headrace.pipelines import accounting, audit
 from headrace.pipelines.judgement import Bound
-from headrace.pipelines.stores import STORE_TYPE, Store
+from headrace.pipelines.stores import Store
 from headrace.pipelines.summary import Progress, Summary
 from proving import proves
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AT = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+STORE_TYPE = "topic string, partition int, offset long, timestamp timestamp, timestampType int, digest long"
 Claim = tuple[str, int, int, int | None, int]
 """Producer, sequence, partition, offset, digest."""
 Copy = tuple[int, int, int]

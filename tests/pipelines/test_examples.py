@@ -91,3 +91,12 @@ def test_clean_clicks(example: Callable[..., Broker]) -> None:
     assert set(dead) == {b"not a click", json.dumps(clicks[3]).encode()}
     assert dead[b"not a click"]["reason"] == b"not a click: user and page are needed"
     assert dead[b"not a click"]["source"].startswith(b"clicks/")
+
+
+@proves("S10", "S3")
+def test_paid_orders(example: Callable[..., Broker]) -> None:
+    orders = [order(number, 0) for number in range(40)]
+    broker = example("paid_orders.sql", {"orders": [*orders, b"no order"]}, batch="25")
+    found = sorted(message.value() for message in records(broker.bootstrap, "paid-orders"))
+    expected = [json.dumps(each | {"customer": "***"}).encode() for each in orders if each["status"] == "paid"]
+    assert found == sorted(expected)

@@ -2,7 +2,8 @@
 
 Ledgers say what was acknowledged (`headrace.arrow.ledger`); topics, data folders and an archive say what is there. What
 does not agree gets a verdict (`headrace.pipelines.accounting`), per producer. Run it when the producers of the ledgers
-have stopped: what they send in between is unclaimed.
+have stopped: what they send in between is unclaimed. Topics that were made of others, by a sink or a replay, are held
+against the ledger of those (`headrace.pipelines.copies`), when whoever makes them is done.
 
 Nothing is written but the file of findings.
 """
@@ -19,8 +20,9 @@ import pandas as pd
 from pyspark.sql import functions as F
 
 from headrace.errors import OperatorError
-from headrace.pipelines import accounting, stores
+from headrace.pipelines import accounting, copies, stores
 from headrace.pipelines.archive_group import DEFAULT_GROUP
+from headrace.pipelines.copies import Making
 from headrace.pipelines.judgement import FAULTS, VERDICT, Bound, judge
 from headrace.pipelines.summary import Progress, Summary, Table, rate
 
@@ -53,6 +55,11 @@ class AuditOptions:
     data: tuple[str, ...] = ()
     archive: str | None = None
     archive_group: str = DEFAULT_GROUP
+    copies: tuple[tuple[str, str], ...] = ()
+    """Topic of the ledger, and topic that was made of it."""
+    making: Making = field(default_factory=Making)
+    isolation: str = stores.COMMITTED
+    """Whether what is looked for in topics is what is committed, or all that readers may see."""
     shown: int = SHOWN
     """Findings in the summary."""
     findings: str | None = None
@@ -75,6 +82,9 @@ class _Account:
     @property
     def faults(self) -> int:
         return len(self.findings) + self.not_told_apart
+
+    claimed: dict[str, int] | None = None
+    """Per producer, if it is not all that was acknowledged to it."""
 
     def add(self, verdicts: pd.DataFrame) -> None:
         for (producer, what), count in verdicts.groupby(["producer", "what"]).size().items():
@@ -100,6 +110,9 @@ def run(spark: SparkSession, options: AuditOptions, progress: Progress) -> Summa
     for store in _stores(spark, options, options.topics or claims.topics):
         progress.say(f"comparing {claims.total:,} acknowledged records with {store.name}")
         accounts.append(_compare(spark, ledger, claims, store))
+    for source, target in options.copies:
+        progress.say(f"comparing what was made of {source} with {target}")
+        accounts.append(_compare_copy(spark, ledger, claims, options, source, target))
     if options.findings:
         _write_findings(options.findings, _findings(accounts))
     progress.done()
@@ -117,7 +130,7 @@ def read_ledgers(spark: SparkSession, folders: Sequence[str]) -> DataFrame:
 
 def _stores(spark: SparkSession, options: AuditOptions, topics: Sequence[str]) -> Iterator[stores.Store]:
     if options.bootstrap:
-        yield stores.topics_at_broker(spark, options.bootstrap, topics)
+        yield stores.topics_at_broker(spark, options.bootstrap, topics, options.isolation)
     for folder in dict.fromkeys(options.data):
         yield stores.data_folder(spark, folder, topics)
     if options.archive:
@@ -160,10 +173,13 @@ def _order_of(ledger: DataFrame, claims: _Claims) -> _Account:
     return account
 
 
+def _tasks(spark: SparkSession, claims: int) -> int:
+    return min(max(2 * claims // ROWS_PER_TASK, spark.sparkContext.defaultParallelism), TASKS_MAX)
+
+
 def _compare(spark: SparkSession, ledger: DataFrame, claims: _Claims, store: stores.Store) -> _Account:
-    tasks = min(max(2 * claims.total // ROWS_PER_TASK, spark.sparkContext.defaultParallelism), TASKS_MAX)
     account = _Account(store.name)
-    with _persisted(accounting.settle(ledger, store.rows, tasks)) as leftovers:
+    with _persisted(accounting.settle(ledger, store.rows, _tasks(spark, claims.total))) as leftovers:
         count = leftovers.agg(
             F.count("*"), F.sum(F.expr("greatest(claims - copies, 0)")), F.sum(F.expr("greatest(copies - claims, 0)"))
         ).first()
@@ -172,6 +188,29 @@ def _compare(spark: SparkSession, ledger: DataFrame, claims: _Claims, store: sto
         account.records = claims.total - claims.without_offset - missing + spare
         if left or claims.without_offset:
             _judge(spark, ledger, leftovers, left, spare, store.bounds(), account)
+    return account
+
+
+def _compare_copy(
+    spark: SparkSession, ledger: DataFrame, claims: _Claims, options: AuditOptions, source: str, target: str
+) -> _Account:
+    if source not in claims.topics:
+        raise OperatorError(f"the ledger has no records of topic {source!r}, only of {', '.join(claims.topics)}")
+    assert options.bootstrap is not None, "who asks for copies gives a broker"
+    store = stores.topics_at_broker(spark, options.bootstrap, [target], options.isolation, f"copy {target}")
+    making, archive = options.making, options.archive
+    if making.dead_letters and archive is None:
+        raise OperatorError("dead letters are those of an archive: give it")
+    records = None if making.is_plain else copies.source_of(spark, options.bootstrap, source, archive)
+    aside = stores.put_aside(spark, archive) if making.dead_letters and archive is not None else None
+    expected = copies.claims_of(ledger.where(F.col("topic") == source), records, making, aside)
+    bounds = store.bounds()
+    gone = [bound.if_lost(has_offset=False) for bound in bounds]
+    if_missing = next((what for what in ("deleted", "perhaps_deleted") if what in gone), "lost")
+    found = copies.compare(expected, store.rows, _tasks(spark, claims.total), COLLECTED_MAX, if_missing)
+    account = _Account(store.name, found.records, found.unclaimed, claimed=found.claimed)
+    account.not_told_apart = found.not_told_apart
+    account.add(found.verdicts)
     return account
 
 
@@ -243,7 +282,7 @@ def _summary(
         _producer_row(account, producer, count)
         for account in accounts
         if account.store != LEDGER_STORE or account.faults
-        for producer, count in sorted(acknowledged.items())
+        for producer, count in sorted((acknowledged if account.claimed is None else account.claimed).items())
     ]
     by_store = [
         {name: getattr(account, name) for name in _STORE_COLUMNS}
@@ -261,6 +300,7 @@ def _summary(
             faults, *(sum(row[name] for row in by_producer) for name in ("pending", "perhaps_deleted"))
         ),
         "acknowledged_records": total,
+        **({"isolation": options.isolation} if options.isolation != stores.COMMITTED else {}),
         "rate": rate(total * (len(accounts) - 1), elapsed_s),
     }
     if faults > len(shown):

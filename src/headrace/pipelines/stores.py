@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,8 +36,9 @@ from headrace.system.disk import SystemDisk
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+COMMITTED: Final = "committed"
+ISOLATIONS: Final = (COMMITTED, "uncommitted")
 SENT_COLUMNS: Final = ("key", "value", "headers")
-STORE_TYPE: Final = "topic string, partition int, offset long, timestamp timestamp, timestampType int, digest long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,13 @@ class Store:
     bounds: Callable[[], Sequence[Bound]]
 
 
-def topics_at_broker(spark: SparkSession, bootstrap: str, topics: Sequence[str]) -> Store:
+def topics_at_broker(
+    spark: SparkSession, bootstrap: str, topics: Sequence[str], isolation: str = COMMITTED, name: str = "topics"
+) -> Store:
+    """As readers see them who leave out what is not committed, or who do not."""
     reader = spark.read.format("headrace").option("bootstrap", bootstrap).option("subscribe", ",".join(topics))
-    rows = reader.option("columns", ",".join(STORE_COLUMNS)).load()
-    return Store("topics", rows, lambda: _log_starts(bootstrap, topics))
+    rows = reader.option("isolation", isolation).option("columns", ",".join(STORE_COLUMNS)).load()
+    return Store(name, rows, lambda: _log_starts(bootstrap, topics))
 
 
 def data_folder(spark: SparkSession, data: str, topics: Sequence[str]) -> Store:
@@ -70,8 +75,15 @@ def archive(spark: SparkSession, path: str, topics: Sequence[str], bootstrap: st
     # Before the files are listed: an archive that runs commits what it has written, so the list has all of it.
     bounds = [] if bootstrap is None else _archived_until(bootstrap, topics, group_id)
     kept = _archived(spark, where).where(F.col("topic").isin(*topics))
-    rows = kept.select(*STORE_COLUMNS[:-1], *SENT_COLUMNS).mapInArrow(_with_digests, STORE_TYPE)
-    return Store(f"archive {path}", rows, lambda: bounds)
+    return Store(f"archive {path}", with_digests(kept, STORE_COLUMNS[:-1]), lambda: bounds)
+
+
+def put_aside(spark: SparkSession, path: str) -> DataFrame:
+    """The dead letters of an archive."""
+    where = location(path) / DEAD_LETTERS
+    if not delta.exists(where):
+        raise OperatorError(f"the archive {path} has no dead letters")
+    return delta.read(spark, where)
 
 
 def _archived(spark: SparkSession, archive: Path) -> DataFrame:
@@ -90,10 +102,17 @@ def _archived(spark: SparkSession, archive: Path) -> DataFrame:
     return records.select(*columns).unionAll(dead.select(*columns))
 
 
-def _with_digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def with_digests(rows: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """These columns, and the digest of key, value and headers."""
+    wanted = rows.select(*dict.fromkeys((*columns, *SENT_COLUMNS)))
+    outcome = rows.select(*columns).schema.add("digest", "long")
+    return wanted.mapInArrow(partial(_add_digests, tuple(columns)), outcome)
+
+
+def _add_digests(columns: Sequence[str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for rows in batches:
-        columns = [*(rows[name] for name in STORE_COLUMNS[:-1]), digests(rows.select(list(SENT_COLUMNS)))]
-        yield pa.RecordBatch.from_arrays(columns, names=list(STORE_COLUMNS))
+        arrays = [*(rows[name] for name in columns), digests(rows.select(list(SENT_COLUMNS)))]
+        yield pa.RecordBatch.from_arrays(arrays, names=[*columns, "digest"])
 
 
 def _log_starts(bootstrap: str, topics: Sequence[str]) -> list[Bound]:

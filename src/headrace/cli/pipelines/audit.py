@@ -31,6 +31,25 @@ from headrace.client.contexts import KEY_BY_NAME
     metavar="GROUP",
     help="Whose committed offsets say how far the archive is.",
 )
+@click.option(
+    "--copy",
+    "copies",
+    multiple=True,
+    metavar="TOPIC=OTHER",
+    help="Look into OTHER for what was made of each record of TOPIC, by a sink or a replay; repeat.",
+)
+@click.option("--key", metavar="SQL", help="Of a copy, if not the record's: upper(cast(key as string)).")
+@click.option("--value", metavar="SQL", help="Of a copy, if not the record's.")
+@click.option("--headers", metavar="SQL", help="Of a copy, if not the record's.")
+@click.option("--where", metavar="SQL", help="Of which records there is a copy: timestamp >= '2026-11-18'.")
+@click.option("--dead-letters", is_flag=True, help="Copies are of those that the archive could not decode.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["committed", "uncommitted"]),
+    default="committed",
+    show_default=True,
+    help="Look into topics as readers of committed records, or with all that others may see.",
+)
 @click.option("--show", "shown", default=20, show_default=True, metavar="N", help="Show so many findings.")
 @click.option(
     "--findings", metavar="FILE", help="Write the findings there, up to a million of each store: .parquet or .jsonl."
@@ -44,6 +63,13 @@ def audit(
     data: tuple[str, ...],
     archive: str | None,
     archive_group: str,
+    copies: tuple[str, ...],
+    key: str | None,
+    value: str | None,
+    headers: str | None,
+    where: str | None,
+    dead_letters: bool,
+    isolation: str,
     shown: int,
     findings: str | None,
     master: str,
@@ -56,10 +82,16 @@ def audit(
     """
     if findings is not None and not findings.endswith((".parquet", ".jsonl")):
         raise click.BadParameter("write a name that ends in .parquet or .jsonl", param_hint="--findings")
-    if bootstrap or context or not (data or archive):
+    pairs = tuple((source, target) for source, _, target in (each.partition("=") for each in copies))
+    if not all(source and target for source, target in pairs):
+        raise click.BadParameter("write TOPIC=OTHER", param_hint="--copy")
+    if not pairs and (key or value or headers or where or dead_letters):
+        raise click.UsageError("--key, --value, --headers, --where and --dead-letters say how a --copy was made")
+    if bootstrap or context or pairs or not (data or archive):
         bootstrap = plain_bootstrap(bootstrap, context)
     with spark_session("audit", master, spark_conf) as spark:
         from headrace.pipelines.audit import AuditOptions, run
+        from headrace.pipelines.copies import Making
 
         options = AuditOptions(
             ledgers=ledgers,
@@ -68,6 +100,9 @@ def audit(
             data=data,
             archive=archive,
             archive_group=archive_group,
+            copies=pairs,
+            making=Making(key, value, headers, where, dead_letters),
+            isolation=isolation,
             shown=shown,
             findings=findings,
         )
