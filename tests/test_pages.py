@@ -22,6 +22,7 @@ NOT_RUN: set[tuple[str, str]] = {
     ("CONTRIBUTING.md", "a test as one would write it"),
     ("examples/README.md", "takes five minutes; tests/pipelines/test_examples.py runs the jobs"),
     ("examples/README.md", "tests/pipelines/test_examples.py runs the jobs"),
+    ("examples/README.md", "tests/pipelines/test_declarative.py runs the project"),
     ("README.md", "the test has a broker already"),
     ("deploy/README.md", "needs docker"),
     ("deploy/README.md", "needs systemd"),

@@ -100,3 +100,27 @@ def test_paid_orders(example: Callable[..., Broker]) -> None:
     found = sorted(message.value() for message in records(broker.bootstrap, "paid-orders"))
     expected = [json.dumps(each | {"customer": "***"}).encode() for each in orders if each["status"] == "paid"]
     assert found == sorted(expected)
+
+
+@proves("S15")
+def test_the_notebook_reads_draws_and_writes(
+    spark: SparkSession, fresh_broker: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells one after the other; `start()` gives the session that is there."""
+    broker = fresh_broker()
+    create(broker.bootstrap, "orders", 2)
+    orders = [order(number, 0) for number in range(60)]
+    fill(broker.bootstrap, "orders", orders)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    cells = json.loads((EXAMPLES / "quick_start.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            text = "".join(cell["source"]).replace("127.0.0.1:9092", broker.bootstrap)
+            # The JVM was started elsewhere.
+            exec(text.replace("./checkpoints", str(tmp_path / "checkpoints")), names)
+    paid = [each for each in orders if each["status"] == "paid"]
+    assert names["bars"]["orders"].sum() == len(paid)
+    assert sorted(bar.get_width() for bar in names["axes"].patches) == sorted(names["bars"]["orders"])
+    copied = json_values(broker.bootstrap, "paid-orders")
+    assert sorted(value["order"] for value in copied) == sorted(each["order"] for each in paid)
