@@ -301,7 +301,8 @@ class TransactionSession:
             first, done = False, []
             for parcel, answer in zip(sent, answers, strict=True):
                 code = _produced(await answer)
-                if self._is_done(transaction, lane.where, parcel, code, was_first=parcel is sent[0]):
+                was_first, alone = parcel is sent[0], len(lane.parcels) == 1
+                if self._is_done(transaction, lane.where, parcel, code, was_first=was_first, alone=alone):
                     done.append(parcel)
             waiting = [parcel for parcel in waiting if parcel not in done]
             if waiting:
@@ -309,7 +310,14 @@ class TransactionSession:
                 await self._pause()
 
     def _is_done(
-        self, transaction: Transaction, where: TopicPartition, parcel: Parcel, code: int | None, *, was_first: bool
+        self,
+        transaction: Transaction,
+        where: TopicPartition,
+        parcel: Parcel,
+        code: int | None,
+        *,
+        was_first: bool,
+        alone: bool,
     ) -> bool:
         if code is None:
             self._unanswered = True
@@ -327,6 +335,10 @@ class TransactionSession:
             return False
         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._clients.history.may_lose(where):
             raise Fenced  # what came before is lost: clients abort then
+        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and parcel.tries > 1 and not alone:
+            # A leader that does not know the producer begins with what comes first: where the first batch found no
+            # leader, the second may have found the next one. Clients abort then, as nothing was acknowledged.
+            raise Fenced
         if code not in RETRIABLE and code not in NOT_YET and code not in ELSEWHERE:
             raise Violation(f"{where}: batch {parcel.batch} of {transaction} is refused for good: {code}")
         return False
