@@ -189,24 +189,28 @@ def test_what_cannot_be_asked_of_a_copy_is_told(
 def test_twenty_kills_of_a_replay_and_ten_of_writes_of_a_table(
     scene: Scene, spark: SparkSession, audit: Audit, seed: int, proof_report: Callable[..., None]
 ) -> None:
-    """At random moments, and of the writes at every named point too; the broker is killed now and then."""
+    """At random moments, often when a window is written and not committed, and of the writes at every named point too.
+    The broker is killed now and then."""
     began, draw = time.monotonic(), random.Random(seed)
     kills: Counter[str] = Counter()
     scene.fill(spark, 40_000)
-    replay = scene.replay_command("again", "--rate", "2000")
+    replay = scene.replay_command("again", "--rate", "600")
     ended: int | None = None
     while ended != 0:
-        process = subprocess.Popen(replay, env=environment(None), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        at = f"replay-written:{draw.randrange(3)}" if kills["replay"] < KILLS and draw.random() < 0.5 else ""
+        known = {**environment(None), VARIABLE: at} if at else environment(None)
+        process = subprocess.Popen(replay, env=known, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if draw.random() < 0.2:
             scene.broker.restart(clean=False)
             kills["broker"] += 1
         ended = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            ended = process.wait(draw.uniform(1, 5) if kills["replay"] < KILLS else DEADLINE_S)
+            ended = process.wait(draw.uniform(1, 5) if kills["replay"] < KILLS and not at else DEADLINE_S)
         if ended is None:
             process.kill()
-            process.wait()
-            kills["replay"] += 1
+            ended = process.wait()
+        kills["replay"] += ended == -signal.SIGKILL
+    assert kills["replay"] >= KILLS
     table, points = scene.archive / "records", ["sink-written:0", "sink-decided:0", "sink-ended:0"]
     for number in range(TABLE_KILLS):
         name, where = f"load {number}", f"offset % {TABLE_KILLS} = {number}"
