@@ -74,7 +74,7 @@ def test_topics_go_through_bronze_silver_and_gold(fresh_broker: Callable[..., Br
     assert sorted(row["order"] for row in silver) == sorted(each["order"] for each in orders)
     earned: Counter[str] = Counter()
     for each in paid:
-        earned[each["country"]] += each["quantity"] * Decimal(str(each["price"]))  # type: ignore[assignment]
+        earned[each["country"]] += each["quantity"] * Decimal(str(each["price"]))
     gold = rows(tmp_path / "spark-warehouse" / "gold_revenue")
     assert {row["country"]: row["revenue"] for row in gold} == earned
     sent = json_values(broker.bootstrap, "paid-orders")
