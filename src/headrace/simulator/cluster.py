@@ -208,7 +208,9 @@ class Cluster:
                 scenario = self.scenario
                 spared = scenario.bytes_flip or scenario.decays or scenario.troubles or self.history.may_lose(where)
                 if partition.leading or not spared:
-                    self.history.watermark(where, partition.epoch, machine.life, partition.high_watermark)
+                    transactions = self.load.transactions
+                    who = machine.life if transactions is None else transactions.holder(machine, where, partition)
+                    self.history.watermark(where, partition.epoch, who, partition.high_watermark)
             if self.load.renewal is not None:
                 self.load.renewal.look(machine)
             if self.load.transactions is not None:

@@ -542,7 +542,14 @@ class TransactionLoad:
             partition = machine.replica(where)
             stable = _stable(partition)
             if partition is not None and stable is not None and (partition.leading or followers):
-                self.judge.stable(where, partition.epoch, machine.life, stable, partition.high_watermark)
+                who = self.holder(machine, where, partition)
+                self.judge.stable(where, partition.epoch, who, stable, partition.high_watermark)
+
+    def holder(self, machine: Machine, where: TopicPartition, partition: Partition) -> str:
+        """Whose watermark and last stable offset do not fall. A replica of a compacted topic cuts its log below them,
+        to copy records again of whose transaction it can miss the marker."""
+        cuts = partition.log.truncations if self.plan.compacted and where in self.ledger else 0
+        return f"{machine.life} after {cuts} cuts" if cuts else machine.life
 
     def unsettled(self) -> str:
         if self.stage:

@@ -151,6 +151,8 @@ class Log(Protocol):
     """Where the log is about to begin, as who serves it has decided."""
     held_bytes: int
     """What retention would have deleted at its last check, had it been archived."""
+    truncations: int
+    """How often the log was cut in this run: what was true of an offset before is not after it."""
     offline: HeadraceError | None
     tail: Tail
     on_damage: Callable[[int], None]
