@@ -520,6 +520,24 @@ def test_a_follower_tells_what_is_decided_by_its_own_watermark(led: Led) -> None
     assert seen == [(0, []), (2, [b"in"]), (2, [b"in"])]
 
 
+@proves("T2")
+def test_the_end_of_what_is_decided_is_told_by_a_start_that_no_crash_lowers(led: Led) -> None:
+    one = Transactional(led, led.lead(durability="disk"))
+    one.write()
+    led.produce(one.partition, b"plain")
+    led.clock.run_soon()
+    assert one.partition.stable_end() == 0
+    led.disk.hold_syncs()
+    led.partitions.delete_before(one.partition, 2)
+    assert (one.partition.last_stable_offset, one.partition.stable_end()) == (2, 0)
+    led.disk.release_syncs()
+    led.clock.run_soon()
+    assert one.partition.stable_end() == 2
+    one.mark(committed=False)
+    led.clock.run_soon()
+    assert one.partition.stable_end() == one.partition.high_watermark == 3
+
+
 def test_what_is_deleted_is_not_waited_for(one: Transactional) -> None:
     one.write()
     one.led.produce(one.partition, b"plain")

@@ -665,12 +665,23 @@ class Partition:
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: it has a marker, which is below the watermark. OffsetNotAvailable
         while the log's producers are being read."""
-        watermark = self.high_watermark
+        undecided, watermark = self._first_undecided(), self.high_watermark
+        return watermark if undecided is None else max(self.log.start_offset, min(watermark, undecided))
+
+    def stable_end(self) -> int:
+        """The same, as who asks for the end is told: no leader tells a lower one later. Where a transaction is open
+        since before the start, that is the start, which is safe here only after a while."""
+        undecided, watermark = self._first_undecided(), self.high_watermark
+        if undecided is None or undecided >= self.log.start_offset:
+            return watermark if undecided is None else min(watermark, undecided)
+        return max(undecided, self.first_offset())
+
+    def _first_undecided(self) -> int | None:
+        """Where the first transaction begins that is not decided."""
         try:
-            undecided = self.log.producers.first_undecided(watermark)
+            return self.log.producers.first_undecided(self.high_watermark)
         except (UnreadableProducers, StorageFailed) as error:
             raise self._producers_fault(error) from None
-        return watermark if undecided is None else max(self.log.start_offset, min(watermark, undecided))
 
     def read_committed(
         self, offset: int, max_bytes: int, *, stable: int | None = None, warm: bool = False

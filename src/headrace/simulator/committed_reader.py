@@ -123,9 +123,7 @@ class CommittedReader:
             row = None if answer is None else answer.topics[0].partitions[0]
             if row is not None and not row.error_code:
                 by = self._clients.life(broker)
-                # Where it is but the start of the log, which a loss of power may take back, it binds nobody.
-                floor = self._ends if row.offset > history.watched(where).asked else Floor()
-                history.bound(where, "stable end", floor, known, row.leader_epoch, row.offset, by)
+                history.bound(where, "stable end", self._ends, known, row.leader_epoch, row.offset, by)
             self._again(look=row is None or row.error_code != ErrorCode.NONE)
 
         message = bounds(where, self._leaders.epoch(where), LATEST)

@@ -40,9 +40,8 @@ def _partition(request: Request, topic: str, asked: Message) -> Message:
     try:
         partition = leader_lookup.led_or_stand_in(request.services, topic, index)
         partition.check_epoch(asked.current_leader_epoch)
-        end = partition.high_watermark
-        if request.body.isolation_level == READ_COMMITTED:
-            end = partition.last_stable_offset
+        is_committed = request.body.isolation_level == READ_COMMITTED
+        end = partition.stable_end() if is_committed else partition.high_watermark
         found = _find(partition, asked.timestamp, end)
         if not _end_known(partition) and (asked.timestamp == LATEST or found is NONE):
             raise OffsetNotAvailable(f"{partition.topic_partition}: not all of it is known to be committed")
