@@ -12,11 +12,12 @@ from typing import Final
 
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.compacted_topic import CompactedTopic
+from headrace.client.connection.metadata import SINK_TOPIC
 from headrace.client.producer.producer import Producer
 from headrace.cluster.names import TRANSACTIONS_TOPIC
 from headrace.spark.decisions import Decision, Ended, Known, driver_id
 
-TOPIC: Final = "__spark_sink"
+TOPIC: Final = SINK_TOPIC
 UNDECIDED_MAX_MS: Final = 10_000
 """How long a driver that dies in the middle of a decision may hold up those who read after it."""
 

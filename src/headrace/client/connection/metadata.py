@@ -34,6 +34,8 @@ APPEAR_WITHIN_S: Final = 5.0
 WANT_WITHIN_S: Final = 30.0
 ASK_TIMEOUT_S: Final = 10.0
 UNCHANGED_MAX: Final = 3
+SINK_TOPIC: Final = "__spark_sink"
+"""Made by the Spark sink for itself, so brokers do not know it as internal: no pattern and no list means it either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def read_metadata(answer: Message) -> MetadataSnapshot:
         if topic.error_code != ErrorCode.NONE:
             refused[topic.name] = Refusal(topic.error_code, f"topic {topic.name!r}")
         else:
-            topics[topic.name] = Topic(topic.name, topic.topic_id, topic.is_internal, _partitions(topic.partitions))
+            internal = topic.is_internal or topic.name == SINK_TOPIC
+            topics[topic.name] = Topic(topic.name, topic.topic_id, internal, _partitions(topic.partitions))
     brokers = {broker.node_id: _broker(broker) for broker in answer.brokers}
     return MetadataSnapshot(answer.cluster_id or "", answer.controller_id, brokers, topics, refused)
 
