@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import OperatorError
+from headrace.spark.connect import SCHEME, connect, is_connected
 from headrace.spark.interpreter import DEFAULT, VARIABLE, is_default, worker_python
 from headrace.spark.screen import waiting, without_noise
 
@@ -89,9 +90,12 @@ def start(name: str = "headrace", master: str = "local[*]", settings: Mapping[st
     """The session of this process, made if there is none, with the formats of this package.
 
     `local[N]` becomes `local[N,3]`: tasks are retried. Workers run the Python that runs here, unless the environment
-    has `PYSPARK_PYTHON`. OperatorError says what is missing: PySpark, a Spark that is new enough, Java.
+    has `PYSPARK_PYTHON`. `sc://HOST:PORT` is a Spark Connect server, and of settings it takes those of a session.
+    OperatorError says what is missing: PySpark, a Spark that is new enough, Java.
     """
     check_spark()
+    if master.startswith(SCHEME):
+        return connect(name, master, settings or {})
     import pyspark
     from pyspark.sql import SparkSession
 
@@ -186,12 +190,20 @@ def register(spark: SparkSession) -> None:
     from headrace.spark.log_source import LogDataSource
     from headrace.spark.source import HeadraceSource
 
+    # A client of a Connect server may have no way to the brokers, and has none to the server's Python.
+    has_driver = not is_connected(spark)
+    if has_driver:
+        _use_this_python(spark)
+    register_source(spark, HeadraceSource)
+    register_source(spark, LogDataSource)
+    if has_driver:
+        _listen(spark)
+
+
+def _use_this_python(spark: SparkSession) -> None:
     context = spark.sparkContext
     if (context.master or "").startswith("local") and context.pythonExec == DEFAULT and not is_default():
         context.pythonExec = sys.executable
-    register_source(spark, HeadraceSource)
-    register_source(spark, LogDataSource)
-    _listen(spark)
 
 
 def _listen(spark: SparkSession) -> None:

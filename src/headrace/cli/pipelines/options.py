@@ -45,7 +45,10 @@ def spark_session(name: str, master: str, spark_conf: tuple[str, ...]) -> Iterat
     """A quiet session for one command. What goes wrong is told once, as one line, by the command: Spark would log it
     several times, with its stack, unless `spark.log.level` is given."""
     from headrace.spark import session
+    from headrace.spark.connect import SCHEME
 
+    if master.startswith(SCHEME):
+        raise click.UsageError(f"--master {master} is a Spark Connect server; commands need a driver of their own")
     conf = {"spark.log.level": "OFF", **pairs(spark_conf, "--spark-conf")}
     with readable_errors():
         spark = session.start(f"headrace {name}", master, conf)
