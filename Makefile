@@ -58,7 +58,7 @@ $(VENV)/.serving $(VENV)/.compiled: setup.py $(KERNELS) $(VENV)/.made
 
 $(VENV)/.spark: EXTRAS := spark
 $(VENV)/.check: EXTRAS := dev,arrow,etcd
-$(VENV)/.tests: EXTRAS := dev,arrow,etcd,spark,declarative
+$(VENV)/.tests: EXTRAS := dev,arrow,etcd,spark,declarative,iceberg
 $(VENV)/.runtime $(VENV)/.spark $(VENV)/.check $(VENV)/.tests: pyproject.toml setup.py constraints.txt $(VENV)/.made
 	@tools/setup.sh install $(@F) $(EXTRAS)
 

@@ -30,6 +30,7 @@ NOT_RUN: set[tuple[str, str]] = {
     ("docs/KAFKA.md", "needs an Apache Kafka"),
     ("docs/SPARK.md", "the archive is made further below"),
     ("docs/SPARK.md", "there is no query"),
+    ("docs/SPARK.md", "the archive is another than that above"),
     ("docs/TUTORIAL.md", "the test has a broker already"),
     ("docs/TUTORIAL.md", "goes on until ctrl-C"),
     ("README.md", "takes a minute; tests/cli/test_cli_local_cluster.py runs it"),

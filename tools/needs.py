@@ -2,10 +2,10 @@
 """What tests need beside the package and the tools of `make check`, read from their source: `needs.py tests/x.py ...`.
 
 Prints what is needed (see `NEEDS`). Files, folders and node ids are given as to pytest; its other arguments say nothing
-here, and without a file or folder all tests are meant. A need is an import of a package that only the extra `spark`
-brings, or a command that is started: in the test, in what it imports from `tests` and the package, or in the fixtures
-of a conftest.py that it names. Of the package counts what is imported with a module, not what a function imports when
-it is called.
+here, and without a file or folder all tests are meant. A need is an import of a package that only the extras `spark`
+and `iceberg` bring, or a command that is started: in the test, in what it imports from `tests` and the package, or in
+the fixtures of a conftest.py that it names. Of the package counts what is imported with a module, not what a function
+imports when it is called.
 
 `needs.py --without tests/x ...` lists the test files there that need nothing.
 
@@ -30,7 +30,7 @@ SPARK: Final = "spark"
 """PySpark, and what our pipelines use beside it; the other needs are commands."""
 NEEDS: Final = (SPARK, "java", "etcd", "ip", "kcat", "node", "strace")
 SPARK_PACKAGES: Final = frozenset(
-    {"pyspark", "py4j", "deltalake", "pandas", "matplotlib", "headrace.spark", "headrace.pipelines"}
+    {"pyspark", "py4j", "deltalake", "pyiceberg", "pandas", "matplotlib", "headrace.spark", "headrace.pipelines"}
 )
 NEED_OF_WORD: Final = {**{name: name for name in ("etcd", "ip", "kcat", "node", "strace")}, "--etcd": "etcd"}
 

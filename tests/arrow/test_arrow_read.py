@@ -126,7 +126,7 @@ def test_other_engines_take_the_batches_as_they_are(broker: Broker, engine: str)
     if engine == "polars":
         assert module.from_arrow(reader.read_all()).height == 30
     else:
-        assert module.sql("select count(*) from reader").fetchone() == (30,)
+        assert module.sql("select count(*) from reader").fetchall() == [(30,)]
 
 
 def test_without_pyarrow_the_message_says_what_to_install() -> None:

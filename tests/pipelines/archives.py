@@ -106,7 +106,7 @@ def archive_rows(table: pa.Table, topic: str | None = None) -> list[Row]:
         table = table.filter(pc.equal(table["topic"], topic))
     listed = table.to_pylist()
     assert all(each["timestamp"].date() == each["date"] for each in listed)
-    return _sorted_rows(listed)
+    return sorted_rows(listed)
 
 
 def dead_rows(archive: Path) -> list[Row]:
@@ -114,10 +114,11 @@ def dead_rows(archive: Path) -> list[Row]:
     if not DeltaTable.is_deltatable(str(archive / "dead_letters")):
         return []
     dead = DeltaTable(str(archive / "dead_letters")).to_pyarrow_table().to_pylist()
-    return _sorted_rows([{**each, "timestampType": 0} for each in dead])
+    return sorted_rows([{**each, "timestampType": 0} for each in dead])
 
 
-def _sorted_rows(listed: list[dict[str, Any]]) -> list[Row]:
+def sorted_rows(listed: list[dict[str, Any]]) -> list[Row]:
+    """By topic, partition and offset."""
     rows = []
     for each in listed:
         at: datetime.datetime = each["timestamp"]

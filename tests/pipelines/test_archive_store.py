@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 import headrace.arrow
 from brokers import DIES_WITH_PARENT, Broker
 from clients.topics import create_topic
-from headrace.arrow.history import History
+from headrace.arrow.history import DeltaVersion, History
 from headrace.arrow.locations import ObjectPath, location
 from headrace.errors import OperatorError
 from headrace.pipelines import archive_tables, delta
@@ -100,7 +100,7 @@ def test_of_many_that_commit_the_same_offsets_at_once_one_does(place: Path) -> N
                 [file.add_action() for file in done],
                 app_id=f"q{nth}",
                 app_version=0,
-                check=lambda table: archive_tables.refuse_repeats(table, done),
+                check=lambda table: archive_tables.refuse_repeats(DeltaVersion(table), done),
             )
         except OperatorError as error:
             return str(error)

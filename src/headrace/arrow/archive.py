@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 READER_VERSION_MAX: Final = 1
 BOUNDED: Final = ("partition", "offset", "timestamp")
+WRITER: Final = "headrace.writer"
+"""In the log of a table, who made a commit: the name of a query, and its batch."""
 
 
 class Bounds(NamedTuple):
@@ -112,12 +114,7 @@ class Archive:
         return sorted(found)
 
     def drops_values(self) -> bool:
-        """Whether the archive keeps decoded columns instead of values: a null value may not have been null."""
-        try:
-            known = json.loads((self.folder / "checkpoints" / "archive" / "query.json").read_text())
-            return bool(known["identity"].get("drop_value"))
-        except (OSError, ValueError, KeyError):
-            return False
+        return drops_values(self.folder)
 
     def _groups(self, wanted: RecordQuery, newest_first: bool, work: Work) -> Iterator[_Group]:
         """Row groups that may hold a match, each with the least place in the order that a row of it can have."""
@@ -168,6 +165,15 @@ class Archive:
             ) from None
 
 
+def drops_values(folder: Path) -> bool:
+    """Whether an archive keeps decoded columns instead of values: a null value may not have been null."""
+    try:
+        known = json.loads((folder / "checkpoints" / "archive" / "query.json").read_text())
+        return bool(known["identity"].get("drop_value"))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def open_records(folder: Path) -> DeltaTable:
     """The table of records of an archive; an OperatorError says what is there instead."""
     path = folder / "records"
@@ -176,6 +182,10 @@ def open_records(folder: Path) -> DeltaTable:
     if (path / "_spark_metadata").is_dir():
         raise OperatorError(
             f"{folder} is archived as plain Parquet; finding records by key, indexing and compacting need a Delta table"
+        )
+    if (folder / "iceberg.json").exists():
+        raise OperatorError(
+            f"{folder} is archived in Iceberg; finding records by key, indexing and compacting need a Delta table"
         )
     try:
         table = delta_table(path)

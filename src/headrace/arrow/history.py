@@ -20,26 +20,35 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from headrace.arrow.archive import Archive, Bounds, list_files, open_records, root_of, row_group_bounds
+from headrace.arrow import iceberg
+from headrace.arrow.archive import (
+    WRITER,
+    Bounds,
+    File,
+    drops_values,
+    list_files,
+    open_records,
+    root_of,
+    row_group_bounds,
+)
 from headrace.arrow.locations import delta_table, is_delta_table, location, parquet_source
+from headrace.arrow.table_version import Place, TableVersion, looked_into
 from headrace.errors import OperatorError, SettingError
 from headrace.records.arrow import BATCH_ROWS, TYPES, schema
 
+RECORDS: Final = "records"
 DEAD_LETTERS: Final = "dead_letters"
 ORIGIN: Final = "archive.json"
 CHECKPOINT: Final = "checkpoints/archive"
-WRITER: Final = "headrace.writer"
-"""In the log of a table, who made a commit: the name of a query, and its batch."""
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
 
-Place = tuple[str, int]
-"""Topic and partition."""
 Spans = dict[int, tuple[int, int]]
 """By partition, offsets from the first up to but not the second."""
 
@@ -63,19 +72,18 @@ class History:
         self.folder = location(folder)
         # Before the tables are looked at: they have all that is finished.
         self.ends: dict[Place, int] = _finished(self.folder)
-        records = open_records(self.folder)
-        self._tables = [records, *_put_aside(self.folder, records)]
+        self._tables = _tables(self.folder)
         for table in self._tables:
-            for place, offset in next_offsets(table).items():
+            for place, offset in table.next_offsets().items():
                 self.ends[place] = max(self.ends.get(place, 0), offset)
-        self._files = [(table, file) for table in self._tables for file in list_files(table)]
+        self._files = [(table, file) for table in self._tables for file in table.files()]
 
     def check(self, ids: Mapping[str, str], columns: Iterable[str]) -> None:
         """SettingError unless these columns can be had; OperatorError if a topic is not that which was archived."""
         missing = [name for name in columns if name not in COLUMNS]
         if missing:
             raise SettingError(f"column {missing[0]!r} is not in an archive; it has {', '.join(COLUMNS)}")
-        if "value" in columns and Archive(self.folder).drops_values():
+        if "value" in columns and drops_values(self.folder):
             raise SettingError(f"the archive {self.folder} was made without values; leave out column value")
         known = self.topic_ids()
         for topic, now in ids.items():
@@ -98,7 +106,7 @@ class History:
         """The first offset of each partition that is archived."""
         found: dict[Place, int] = {}
         for table, file in self._files:
-            for place, offset in _firsts(table, file.path, file.topic or None, file.bounds):
+            for place, offset in _firsts(table.root, file):
                 found[place] = min(found.get(place, offset), offset)
         return found
 
@@ -129,11 +137,14 @@ class History:
         """Offsets of the records in a span of which a condition in SQL is true; not of those put aside."""
         from deltalake import QueryBuilder
 
+        records = self._tables[0]
+        if not isinstance(records, DeltaVersion):
+            raise SettingError(f"a condition in SQL needs a Delta archive, and {self.folder} is in Iceberg")
         topic = place[0].replace("'", "''")
         within = f'"partition" = {place[1]} and "offset" >= {span[0]} and "offset" < {span[1]}'
         query = f"select \"offset\" from records where topic = '{topic}' and {within} and ({where})"
         try:
-            rows = pa.table(QueryBuilder().register("records", self._tables[0]).execute(query).read_all())
+            rows = pa.table(QueryBuilder().register("records", records.table).execute(query).read_all())
         except Exception as error:  # noqa: BLE001 - its errors have no class in common
             raise SettingError(f"the condition {where!r} cannot be asked: {error}") from None
         return rows["offset"]
@@ -152,7 +163,7 @@ class History:
             touched = {n: span for n, span in cut.items() if _touches(bounds, n, span)}
             if touched:
                 order = (bounds.partition or (0, 0))[0], (bounds.offset or (0, 0))[0]
-                path, aside = str(root_of(table) / file.path), table is not self._tables[0]
+                path, aside = str(table.root / file.path), table is not self._tables[0]
                 found.append((order, Part(path, file.size_bytes, topic, touched, aside)))
         return [part for _, part in sorted(found, key=lambda each: each[0])]
 
@@ -197,9 +208,45 @@ def read_part(
                     yield _shaped(kept, part.topic, columns)
 
 
-def last_writer(table: DeltaTable) -> tuple[str, int] | None:
-    """Query and batch of the newest commit that has such, of a table at its newest version; None if there is none."""
-    return next((_writer(commit) for commit in table.history() if WRITER in commit), None)
+class DeltaVersion:
+    """A table of an archive in Delta, at the version that was opened."""
+
+    def __init__(self, table: DeltaTable) -> None:
+        self.table = table
+        self.root = root_of(table)
+
+    def files(self) -> list[File]:
+        return list_files(self.table)
+
+    def paths(self) -> set[str]:
+        return set(pa.table(self.table.get_add_actions())["path"].to_pylist())
+
+    def named_paths(self) -> set[str]:
+        """`deltalake` does not list files that were replaced; a checkpoint has those of a week, as the log does."""
+        log = self.root / "_delta_log"
+        newest = self.table.version()
+        checkpoints = sorted(path for path in log.glob("*.checkpoint.parquet") if int(path.name[:20]) <= newest)
+        found, since = self.paths(), -1
+        if checkpoints:
+            since = int(checkpoints[-1].name[:20])
+            with pq.ParquetFile(parquet_source(checkpoints[-1])) as opened:
+                removed = opened.read(columns=["remove.path"])["remove"].combine_chunks()
+            found |= {unquote(path) for path in pc.struct_field(removed, "path").to_pylist() if path is not None}
+        for version in range(since + 1, newest + 1):
+            for line in (log / f"{version:020}.json").read_text().splitlines():
+                if '"remove"' in line and (action := json.loads(line).get("remove")) is not None:
+                    found.add(unquote(action["path"]))
+        return found
+
+    def transaction_version(self, app_id: str) -> int | None:
+        known: int | None = self.table.transaction_version(app_id)
+        return known
+
+    def last_writer(self) -> tuple[str, int] | None:
+        return next((_writer(commit) for commit in self.table.history() if WRITER in commit), None)
+
+    def next_offsets(self, topics: Iterable[str] | None = None) -> dict[Place, int]:
+        return next_offsets(self.table, topics)
 
 
 def _writer(commit: Mapping[str, Any]) -> tuple[str, int]:
@@ -225,8 +272,8 @@ def next_offsets(table: DeltaTable, topics: Iterable[str] | None = None) -> dict
         known = known.filter(pc.is_in(known["topic"], asked))
         mixed = mixed.filter(pc.or_(pc.is_null(mixed["topic"]), pc.is_in(mixed["topic"], asked)))
     found: dict[Place, int] = {}
-    looked_into = (_places(table, file["path"], file["topic"]) for file in mixed.to_pylist())
-    for rows in (known, *looked_into):
+    opened = (looked_into(root_of(table), file["path"], file["topic"]) for file in mixed.to_pylist())
+    for rows in (known, *opened):
         for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
             place = (row["topic"], row["partition"])
             found[place] = max(found.get(place, 0), row["offset_max"] + 1)
@@ -242,19 +289,13 @@ def _column(files: pa.Table, *names: str) -> pa.ChunkedArray:
     return pa.chunked_array([pa.nulls(len(files), pa.string() if names[0].endswith("topic") else pa.int64())])
 
 
-def _places(table: DeltaTable, path: str, topic: str | None) -> pa.Table:
-    """Topic, partition and offset of all records of a file; the topic is None where the file has it inside."""
-    inside = ["partition", "offset"] if topic is not None else ["topic", "partition", "offset"]
-    rows = pq.read_table(parquet_source(root_of(table) / path), columns=inside, partitioning=None)
-    return rows if topic is None else rows.append_column("topic", pa.repeat(topic, len(rows)))
-
-
-def _firsts(table: DeltaTable, path: str, topic: str | None, bounds: Bounds) -> Iterator[tuple[Place, int]]:
-    if topic is not None and bounds.partition and bounds.offset and bounds.partition[0] == bounds.partition[1]:
-        yield (topic, bounds.partition[0]), bounds.offset[0]
+def _firsts(root: Path, file: File) -> Iterator[tuple[Place, int]]:
+    bounds = file.bounds
+    if file.topic and bounds.partition and bounds.offset and bounds.partition[0] == bounds.partition[1]:
+        yield (file.topic, bounds.partition[0]), bounds.offset[0]
         return
-    rows = _places(table, path, topic).group_by(["topic", "partition"]).aggregate([("offset", "min")])
-    for row in rows.to_pylist():
+    rows = looked_into(root, file.path, file.topic or None).group_by(["topic", "partition"])
+    for row in rows.aggregate([("offset", "min")]).to_pylist():
         yield (row["topic"], row["partition"]), row["offset_min"]
 
 
@@ -271,6 +312,24 @@ def _finished(folder: Path) -> dict[Place, int]:
         return {}  # the tables know it, but for what is no record
     topics = {name: ends for name, ends in planned.items() if " " not in name}
     return {(topic, int(partition)): end for topic, ends in topics.items() for partition, end in ends.items()}
+
+
+def _tables(folder: Path) -> list[TableVersion]:
+    """Records, and what was put aside, if anything was."""
+    known = iceberg.where(folder)
+    if known is None:
+        records = open_records(folder)
+        return [DeltaVersion(records), *map(DeltaVersion, _put_aside(folder, records))]
+    kept = iceberg.open_version(folder, known, RECORDS)
+    if kept is None:
+        raise OperatorError(f"the Iceberg catalog of {folder} has no table {known.namespace}.{RECORDS}")
+    aside = iceberg.open_version(folder, known, DEAD_LETTERS)
+
+    def is_kept(writer: tuple[str, int]) -> bool:
+        batch = kept.transaction_version(writer[0])
+        return batch is not None and writer[1] <= batch
+
+    return [kept] if aside is None else [kept, aside.before(is_kept)]
 
 
 def _put_aside(folder: Path, records: DeltaTable) -> list[DeltaTable]:

@@ -9,7 +9,7 @@ import click
 from headrace.cli.lazy_group import LazyGroup
 
 PIPELINES: Final = {
-    "archive": "Keep topics in a Delta table or as Parquet files, each record once.",
+    "archive": "Keep topics in a Delta or Iceberg table, or as Parquet files, each record once.",
     "audit": "Account for every acknowledged record: lost, duplicated, out of order, corrupted.",
     "compact": "Merge an archive's small files; keep the latest record per key.",
     "compare": "Name the records by which two replicas' data folders differ.",

@@ -208,19 +208,21 @@ def archived_topics(spark: SparkSession, folder: str) -> Archived:
     from pyspark.sql import functions as F
 
     from headrace.arrow.locations import ObjectPath, location
-    from headrace.pipelines import delta
+    from headrace.pipelines import archive_tables
     from headrace.pipelines.views import columns_of
 
     where = location(folder)
     if isinstance(where, ObjectPath):
         where.check()
-    records, dead = where / "records", where / DEAD_LETTERS
+    records = where / "records"
     if not records.is_dir():
         raise OperatorError(f"{folder} is not an archive: it has no folder records")
-    if delta.exists(dead) and not (records / f"topic={DEAD_LETTERS}").exists():
-        view = columns_of(delta.read(spark, dead), None, ("topic", "reason", "archived_at"))
+    dead = archive_tables.frame(spark, where, DEAD_LETTERS)
+    if dead is not None and not (records / f"topic={DEAD_LETTERS}").exists():
+        view = columns_of(dead, None, ("topic", "reason", "archived_at"))
         view.createOrReplaceGlobalTempView(DEAD_LETTERS)
-    rows = delta.read(spark, records) if delta.exists(records) else spark.read.parquet(str(records))
+    kept = archive_tables.frame(spark, where, "records")
+    rows = spark.read.parquet(str(records)) if kept is None else kept
 
     def of_topic(topic: str) -> DataFrame | None:
         found = rows.where(F.col("topic") == topic)

@@ -1,4 +1,4 @@
-"""`headrace pipeline archive`: topics kept in a Delta table, or as Parquet files, each record once.
+"""`headrace pipeline archive`: topics kept in a Delta or Iceberg table, or as Parquet files, each record once.
 
     topics -> format("headrace") -> columns (JSON decoded, if asked) -> archive sink -> records/ and dead_letters/
 
@@ -12,14 +12,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.arrow import iceberg
+from headrace.arrow.iceberg import Where
 from headrace.arrow.locations import ObjectPath
 from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.fetch_requests import EARLIEST, LATEST
@@ -27,7 +32,14 @@ from headrace.errors import HeadraceError, OperatorError
 from headrace.pipelines import archive_contents, archive_group, archive_state, archive_tables, json_columns, query_watch
 from headrace.pipelines.archive_format import FORMAT, ArchiveSink
 from headrace.pipelines.archive_state import Origin, Query
-from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORD_COLUMNS, RECORDS, Offsets
+from headrace.pipelines.archive_tables import (
+    DEAD_LETTERS,
+    DEAD_SCHEMA,
+    RECORD_COLUMNS,
+    RECORDS,
+    RECORDS_SCHEMA,
+    Offsets,
+)
 from headrace.pipelines.query_watch import Batches
 from headrace.pipelines.small_files import MergeOptions, SmallFiles
 from headrace.pipelines.summary import Progress, Summary, Table, rate
@@ -44,6 +56,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_OFFSETS: Final = 2_000_000
 NO_SPACE: Final = "No space left on device"
 """As an archive's tasks say it, and Spark of its checkpoint."""
+EXPIRE_EVERY_S: Final = 3600.0
 # A broker may be restarted under the archive.
 BROKER_TIMEOUT_MS: Final = 60_000
 
@@ -70,6 +83,8 @@ class ArchiveOptions:
     """Merge small files meanwhile."""
     checkpoint: Path | None = None
     """In the archive, unless that is in a store."""
+    catalog: Where | None = None
+    """Of `format="iceberg"`; as the archive knows it, or its own."""
 
     @property
     def subject(self) -> Topics:
@@ -88,17 +103,22 @@ def check(options: ArchiveOptions) -> plan.TopicsFound:
     """Fail early, before Spark starts: the broker answers, the topics are there, the folder can be used."""
     if bool(options.topics) == bool(options.pattern):
         raise OperatorError("either topics or a pattern has to be given")
-    if options.decode and options.format != "delta":
-        raise OperatorError("--decode needs --format delta: only that has a table for dead letters")
+    if options.decode and options.format == "parquet":
+        raise OperatorError("--decode needs --format delta or iceberg: those have a table for dead letters")
+    if options.catalog and options.format != "iceberg":
+        raise OperatorError("--catalog and --namespace are for --format iceberg")
     if options.merge and options.format != "delta":
         raise OperatorError("--merge needs --format delta: Spark keeps a log of the Parquet files that it has written")
     if options.format != "delta" and isinstance(options.folder, ObjectPath):
-        raise OperatorError(
-            "--format parquet needs a folder: Spark itself writes the files, and cannot write to a store"
-        )
+        why = "Spark itself writes the files, and cannot write to a store"
+        if options.format == "iceberg":
+            why = "its metadata is synced to a disk before the catalog names it"
+        raise OperatorError(f"--format {options.format} needs a folder: {why}")
     with _cluster(options) as cluster:
         found = plan.find(cluster, options.subject)
         with archive_state.locked(options.folder, options.checkpoint_folder):
+            if options.format == "iceberg":
+                _check_iceberg(options)
             origin = archive_state.origin(options.folder, options.checkpoint_folder)
             archive_group.refuse_others(cluster, options.group, origin.id, found.places)
             return found
@@ -114,12 +134,9 @@ def run(spark: SparkSession, options: ArchiveOptions, progress: Progress | None 
         origin = archive_state.origin(options.folder, options.checkpoint_folder)
         archive_state.remember(options.folder, origin)
         query = archive_state.begin(options.folder, options.checkpoint_folder, _identity(options, schema))
-        if options.format == "delta":
-            archive_tables.make_records(options.folder / RECORDS, json_columns.columns(schema) if schema else ())
-            if schema:
-                archive_tables.make_dead_letters(options.folder / DEAD_LETTERS)
+        _make_tables(options, schema)
         before = archive_contents.listed(options.folder, options.format)
-        archived = archive_tables.archived_offsets(options.folder) if options.format == "delta" else {}
+        archived = archive_tables.archived_offsets(options.folder) if options.format != "parquet" else {}
         ids, starts = _starts(options, archived, origin, is_new=query.is_new)
         origin = replace(origin, topics={**origin.topics, **ids})
         archive_state.remember(options.folder, origin)
@@ -132,13 +149,50 @@ def run(spark: SparkSession, options: ArchiveOptions, progress: Progress | None 
             interrupted = _run(lambda: _start(rows, options, query), followed, stopping, options.folder)
         if followed.small_files is not None and not interrupted:
             followed.small_files.merge_all()
-        if options.format == "delta":
+        if options.format != "parquet":
             archive_tables.sweep(options.folder, query.name)
+        if options.format == "iceberg":
+            _expire_snapshots(options)
         followed.commit_last()
         progress.done()
         added = archive_contents.listed(options.folder, options.format) - before
         rows_added = archive_contents.describe(options.folder, added, archived)
         return _summary(options, query, rows_added, followed, interrupted)
+
+
+def _where(options: ArchiveOptions) -> Where:
+    return options.catalog or iceberg.where(options.folder) or Where()
+
+
+def _check_iceberg(options: ArchiveOptions) -> None:
+    iceberg.require()
+    from headrace.pipelines import iceberg_tables
+
+    iceberg_tables.check(options.folder, _where(options))
+
+
+def _make_tables(options: ArchiveOptions, schema: StructType | None) -> None:
+    decoded = json_columns.columns(schema) if schema else ()
+    if options.format == "delta":
+        archive_tables.make_records(options.folder / RECORDS, decoded)
+        if schema:
+            archive_tables.make_dead_letters(options.folder / DEAD_LETTERS)
+    elif options.format == "iceberg":
+        from headrace.pipelines import iceberg_tables
+
+        known, of_records = _where(options), [RECORDS_SCHEMA.field(name) for name in RECORD_COLUMNS]
+        wanted = pa.schema([*of_records, *to_arrow_schema(StructType(list(decoded)), timezone="UTC")])
+        iceberg_tables.make(options.folder, known, RECORDS, wanted, by_day=True)
+        if schema:
+            iceberg_tables.make(options.folder, known, DEAD_LETTERS, DEAD_SCHEMA, by_day=False)
+
+
+def _expire_snapshots(options: ArchiveOptions) -> None:
+    """Each batch adds one, and a table's metadata, which each batch writes anew, lists them all."""
+    from headrace.pipelines import iceberg_tables
+
+    for name in (RECORDS, DEAD_LETTERS):
+        iceberg_tables.expire(options.folder, name, datetime.now(UTC) - timedelta(hours=iceberg_tables.KEPT_HOURS))
 
 
 def _cluster(options: ArchiveOptions) -> Cluster:
@@ -167,6 +221,7 @@ def _identity(options: ArchiveOptions, schema: StructType | None) -> dict[str, A
         "format": options.format,
         "schema": json.loads(schema.json()) if schema else None,
         "drop_value": options.drop_value,
+        **({"catalog": asdict(_where(options))} if options.format == "iceberg" else {}),
     }
 
 
@@ -179,7 +234,7 @@ def _starts(
         ends = plan.ends_of(cluster, found.places, LATEST)
         begins = plan.ends_of(cluster, found.places, EARLIEST) if options.starting == "earliest" else ends
         committed = archive_group.refuse_others(cluster, options.group, origin.id, found.places)
-    kept = {topic for topic, _ in archived} if options.format == "delta" else set(origin.topics)
+    kept = {topic for topic, _ in archived} if options.format != "parquet" else set(origin.topics)
     for topic in sorted(kept & found.ids.keys()):
         before, now = origin.topics.get(topic, found.ids[topic]), found.ids[topic]
         if before != now:
@@ -222,7 +277,7 @@ def _rows(spark: SparkSession, options: ArchiveOptions, schema: StructType | Non
 
 
 def _start(rows: DataFrame, options: ArchiveOptions, query: Query) -> StreamingQuery:
-    if options.format == "delta":
+    if options.format != "parquet":
         session.register_source(rows.sparkSession, ArchiveSink)
         writer = rows.writeStream.format(FORMAT).option("path", str(options.folder)).option("query", query.name)
     else:
@@ -244,6 +299,7 @@ class _Followed:
         self._origin = origin
         self._batches = Batches()
         self._may_merge = True
+        self._expired_at_s = 0.0
         self.small_files = SmallFiles(options.folder, options.merge) if options.merge else None
         self.records = 0
         self.reached = reached
@@ -271,6 +327,9 @@ class _Followed:
             self._commit(patient=False)
         left = f"{self.lag:,} to go" if self.ends else "the first batch is under way"
         self._progress.say(f"archived {self.records:,} records, {rate(self.records, self.elapsed_s)}, {left}")
+        if self._options.format == "iceberg" and self.elapsed_s - self._expired_at_s >= EXPIRE_EVERY_S:
+            self._expired_at_s = self.elapsed_s
+            _expire_snapshots(self._options)
         if self.small_files is not None and (fresh or self._may_merge):
             self._may_merge = self.small_files.merge_some()
 

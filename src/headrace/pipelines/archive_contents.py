@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from headrace.arrow.locations import parquet_source
 from headrace.arrow.stored_table import file_sink_files
-from headrace.pipelines import delta
+from headrace.pipelines import archive_tables
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS, Offsets
 
 
@@ -19,8 +19,8 @@ def listed(archive: Path, kind: str) -> set[Path]:
     """Files that count, of records and dead letters; those that a writer left behind are not among them."""
     if kind == "parquet":
         return file_sink_files(archive / RECORDS)
-    tables = [archive / name for name in (RECORDS, DEAD_LETTERS) if delta.exists(archive / name)]
-    return {table / path for table in tables for path in delta.paths(delta.open_table(table))}
+    tables = [archive_tables.opened(archive, name) for name in (RECORDS, DEAD_LETTERS)]
+    return {table.root / path for table in tables if table is not None for path in table.paths()}
 
 
 def describe(archive: Path, files: Iterable[Path], since: Offsets | None = None) -> list[dict[str, Any]]:

@@ -24,6 +24,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from headrace.arrow import iceberg
+from headrace.arrow.history import DeltaVersion
+from headrace.arrow.table_version import TableVersion
 from headrace.errors import OperatorError
 from headrace.pipelines import archive_tables, delta
 from headrace.pipelines.archive_files import DataFile, FileSet
@@ -52,6 +55,18 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         self._query = query
         columns = to_arrow_schema(schema, timezone="UTC")
         self._inside = pa.schema([field for field in columns if field.name not in ("topic", REASON)])
+        self._dead_inside = DEAD_SCHEMA
+        self._is_iceberg = iceberg.where(archive) is not None
+        if self._is_iceberg:
+            # Such files have the topic inside, and the ids of columns.
+            chosen = {"topic", *self._inside.names}
+            self._inside = pa.schema([field for field in self._columns(RECORDS) if field.name in chosen])
+            self._dead_inside = self._columns(DEAD_LETTERS) if REASON in columns.names else DEAD_SCHEMA
+
+    def _columns(self, name: str) -> pa.Schema:
+        table = self._opened(name)
+        assert isinstance(table, iceberg.IcebergVersion)
+        return table.columns()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FilesWritten:
         context = TaskContext.get()
@@ -59,7 +74,7 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         (batch,) = task_batch.told(task_batch.BATCH_ID)
         prefix = f"{self._query}-{int(batch):08}-{context.partitionId():05}"
         records = FileSet(self._archive / RECORDS, prefix, self._inside, by_date=True)
-        dead = FileSet(self._archive / DEAD_LETTERS, prefix, DEAD_SCHEMA, by_date=False)
+        dead = FileSet(self._archive / DEAD_LETTERS, prefix, self._dead_inside, by_date=False)
         try:
             for rows in iterator:
                 good, bad = parted(rows)
@@ -93,19 +108,27 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         faults.reached("table-committed", batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        if self._is_iceberg:
+            # A commit whose answer was lost may still come; the batch's second run clears up.
+            return
         for name, files in zip((RECORDS, DEAD_LETTERS), files_of(messages), strict=True):
             self._remove(name, files)
 
     def _add(self, name: str, files: Sequence[DataFile], batch: int) -> None:
-        added = delta.append(
-            self._archive / name,
-            [file.add_action() for file in files],
-            app_id=self._query,
-            app_version=batch,
-            check=lambda table: archive_tables.refuse_repeats(table, files),
-        )
+        if self._is_iceberg:
+            from headrace.pipelines import iceberg_tables
+
+            added = iceberg_tables.append(self._archive, name, files, app_id=self._query, app_version=batch)
+        else:
+            added = delta.append(
+                self._archive / name,
+                [file.add_action() for file in files],
+                app_id=self._query,
+                app_version=batch,
+                check=lambda table: archive_tables.refuse_repeats(DeltaVersion(table), files),
+            )
         if not added:
-            table = delta.open_table(self._archive / name)
+            table = self._opened(name)
             archive_tables.refuse_unknown(table, files)
             archive_tables.refuse_missing(table, f"{self._query}-{batch:08}-")
             self._remove(name, files)
@@ -117,11 +140,17 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
                 if path not in kept:
                     path.unlink(missing_ok=True)
 
+    def _opened(self, name: str) -> TableVersion:
+        table = archive_tables.opened(self._archive, name)
+        if table is None:
+            raise OperatorError(f"the archive {self._archive} has lost its table {name}")
+        return table
+
     def _remove(self, name: str, files: Iterable[DataFile]) -> None:
         files = list(files)
         if not files:
             return
-        named = delta.named_paths(delta.open_table(self._archive / name))
+        named = self._opened(name).named_paths()
         for file in files:
             if file.path not in named:
                 (self._archive / name / file.path).unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from headrace.arrow import iceberg
 from headrace.arrow.locations import ObjectPath
 from headrace.arrow.stored_table import FILE_SINK_LOG
 from headrace.errors import DataFolderError, OperatorError
@@ -42,6 +43,7 @@ STATE: Final = "query.json"
 ORIGIN: Final = "archive.json"
 LOCK: Final = "archive.lock"
 OURS: Final = (RECORDS, "checkpoints", ORIGIN, LOCK)
+KINDS: Final = {"delta": "a Delta table", "iceberg": "an Iceberg table", "parquet": "a Parquet archive"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ def begin(archive: Path, checkpoint: Path, identity: dict[str, Any]) -> Query:
     former = _load(checkpoint)
     if former is None and _has_entries(checkpoint):
         raise OperatorError(f"{checkpoint} is a checkpoint, but none of an archive; move it away")
-    plain = identity["format"] == "parquet"
-    if plain:
+    _refuse_other_kinds(archive, identity["format"])
+    if identity["format"] == "parquet":
         _check_plain(archive, former, identity)
     if former is not None and not former.is_new and not _has_entries(archive / RECORDS):
         raise OperatorError(
@@ -181,10 +183,21 @@ def begin(archive: Path, checkpoint: Path, identity: dict[str, Any]) -> Query:
     return query
 
 
+def _refuse_other_kinds(archive: Path, kind: str) -> None:
+    """Before the checkpoint of what is there goes."""
+    there = None
+    if iceberg.where(archive) is not None:
+        there = "iceberg"
+    elif delta.exists(archive / RECORDS):
+        there = "delta"
+    elif (archive / RECORDS / FILE_SINK_LOG).exists():
+        there = "parquet"
+    if there not in (None, kind):
+        raise OperatorError(f"{archive / RECORDS} holds {KINDS[there]}; give --format {there}, or another --to")
+
+
 def _check_plain(archive: Path, former: Query | None, identity: dict[str, Any]) -> None:
     """Spark's file sink counts batches itself; a new checkpoint beside its old log would leave out the first ones."""
-    if delta.exists(archive / RECORDS):
-        raise OperatorError(f"{archive / RECORDS} is a Delta table; leave out --format parquet, or give another --to")
     if (archive / RECORDS / FILE_SINK_LOG).exists() and (former is None or former.identity != identity):
         told = "its checkpoint is gone" if former is None else f"its checkpoint is of {json.dumps(former.identity)}"
         raise OperatorError(f"{archive} holds Parquet files of an archive, and {told}; give another --to")

@@ -10,20 +10,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field, Schema
+from deltalake import Field, Schema
 from deltalake.exceptions import DeltaError
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from headrace.arrow.archive import root_of
-from headrace.arrow.history import last_writer, next_offsets
+from headrace.arrow import iceberg
+from headrace.arrow.history import DeltaVersion
 from headrace.arrow.locations import ObjectPath
+from headrace.arrow.table_version import TableVersion
 from headrace.errors import OperatorError
 from headrace.pipelines import delta
 from headrace.pipelines.archive_files import DataFile
 from headrace.records.arrow import HEADERS_TYPE, TIMESTAMP_TYPE, TYPES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 RECORDS: Final = "records"
 DEAD_LETTERS: Final = "dead_letters"
@@ -82,8 +87,7 @@ def _make(path: Path, schema: pa.Schema, partitioned_by: list[str]) -> None:
     if delta.exists(path):
         return
     if path.exists() and any(path.iterdir()):
-        what = "a Parquet archive" if (path / "_spark_metadata").exists() else "something that is no Delta table"
-        raise OperatorError(f"{path} holds {what}; give another --to, or --format parquet for a Parquet archive")
+        raise OperatorError(f"{path} holds something that is no Delta table; give another --to")
     try:
         delta.create(path, Schema.from_arrow(schema), partitioned_by)
     except (DeltaError, OSError) as error:
@@ -97,7 +101,27 @@ def _nullable(field: StructField) -> StructField:
     return found
 
 
-def refuse_repeats(table: DeltaTable, files: Iterable[DataFile]) -> None:
+def opened(archive: Path, name: str) -> TableVersion | None:
+    """A table of an archive, as it is now; None if it is not there."""
+    known = iceberg.where(archive)
+    if known is not None:
+        return iceberg.open_version(archive, known, name)
+    return DeltaVersion(delta.open_table(archive / name)) if delta.exists(archive / name) else None
+
+
+def frame(spark: SparkSession, archive: Path, name: str) -> DataFrame | None:
+    """The rows of a table; None if it is not there."""
+    table = opened(archive, name)
+    if not isinstance(table, iceberg.IcebergVersion):
+        return None if table is None else delta.read(spark, archive / name)
+    schema = from_arrow_schema(table.columns())
+    files = [str(table.root / path) for path in sorted(table.paths())]
+    # What is in the names of folders is inside too.
+    reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
+    return reader.parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def refuse_repeats(table: TableVersion, files: Iterable[DataFile]) -> None:
     """An error if the table has an offset of these files already."""
     for file, where, next_offset in _reached(table, files):
         if file.first_offset < next_offset:
@@ -107,7 +131,7 @@ def refuse_repeats(table: DeltaTable, files: Iterable[DataFile]) -> None:
             )
 
 
-def refuse_unknown(table: DeltaTable, files: Iterable[DataFile]) -> None:
+def refuse_unknown(table: TableVersion, files: Iterable[DataFile]) -> None:
     """An error unless the table has all offsets of these files, which come a second time."""
     for file, where, next_offset in _reached(table, files):
         if file.last_offset >= next_offset:
@@ -118,19 +142,19 @@ def refuse_unknown(table: DeltaTable, files: Iterable[DataFile]) -> None:
             )
 
 
-def _reached(table: DeltaTable, files: Iterable[DataFile]) -> Iterator[tuple[DataFile, str, int]]:
+def _reached(table: TableVersion, files: Iterable[DataFile]) -> Iterator[tuple[DataFile, str, int]]:
     """Each file with its partition, and the next offset that the table has of that."""
     files = list(files)
-    there = next_offsets(table, {file.place.topic for file in files})
+    there = table.next_offsets({file.place.topic for file in files})
     for file in files:
         topic, partition = file.place.topic, file.place.partition
         yield file, f"{topic}-{partition}", there.get((topic, partition), 0)
 
 
-def refuse_missing(table: DeltaTable, prefix: str) -> None:
+def refuse_missing(table: TableVersion, prefix: str) -> None:
     """An error unless all files of a batch are there that the table names."""
-    folder = root_of(table)
-    for path in sorted(delta.paths(table)):
+    folder = table.root
+    for path in sorted(table.paths()):
         if Path(path).name.startswith(prefix) and not (folder / path).exists():
             raise OperatorError(
                 f"{folder} names {path} as archived, and that file is gone; bring it back from a copy, or archive the "
@@ -140,23 +164,23 @@ def refuse_missing(table: DeltaTable, prefix: str) -> None:
 
 def half_committed(archive: Path) -> bool:
     """Whether the last dead letters are of a batch whose records are not yet in their table."""
-    if not delta.exists(archive / DEAD_LETTERS):
-        return False
-    last = last_writer(delta.open_table(archive / DEAD_LETTERS))
+    dead = opened(archive, DEAD_LETTERS)
+    last = None if dead is None else dead.last_writer()
     if last is None:
         return False
     app_id, version = last
-    records = delta.open_table(archive / RECORDS).transaction_version(app_id)
-    return records is None or records < version
+    records = opened(archive, RECORDS)
+    known = None if records is None else records.transaction_version(app_id)
+    return known is None or known < version
 
 
 def archived_offsets(archive: Path) -> Offsets:
     """What both tables have together; dead letters that are ahead of their batch's records do not count."""
     found: Offsets = {}
     for name in (RECORDS,) if half_committed(archive) else (RECORDS, DEAD_LETTERS):
-        if delta.exists(archive / name):
-            for place, offset in next_offsets(delta.open_table(archive / name)).items():
-                found[place] = max(found.get(place, 0), offset)
+        table = opened(archive, name)
+        for place, offset in ({} if table is None else table.next_offsets()).items():
+            found[place] = max(found.get(place, 0), offset)
     return found
 
 
@@ -170,16 +194,18 @@ def sweep(archive: Path, app_id: str) -> int:
     """
     count, merges_too = 0, not isinstance(archive, ObjectPath)
     for name in (RECORDS, DEAD_LETTERS):
-        if not delta.exists(archive / name):
+        table = opened(archive, name)
+        if table is None:
             continue
-        table = delta.open_table(archive / name)
-        version, named = table.transaction_version(app_id), delta.named_paths(table)
-        found = {path: path.name.split("-") for path in (archive / name).rglob("*-*.parquet")}
-        for path, (first, second, *_) in found.items():
-            is_lost = (
-                merges_too if first == MERGED else first == app_id and version is not None and int(second) <= version
-            )
-            if is_lost and str(path.relative_to(archive / name)) not in named:
-                path.unlink(missing_ok=True)
+        version, live = table.transaction_version(app_id), table.paths()
+        done: dict[str, Path] = {}
+        for path in (archive / name).rglob("*-*.parquet"):
+            first, second, *_ = path.name.split("-")
+            is_old = first == app_id and version is not None and int(second) <= version
+            if merges_too if first == MERGED else is_old:
+                done[str(path.relative_to(archive / name))] = path
+        if lost := done.keys() - live:
+            for each in lost - table.named_paths():
+                done[each].unlink(missing_ok=True)
                 count += 1
     return count

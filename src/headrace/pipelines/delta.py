@@ -9,18 +9,14 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 from pyspark.sql.types import StructType
 
-from headrace.arrow.archive import root_of
-from headrace.arrow.history import WRITER
+from headrace.arrow.archive import WRITER, root_of
 from headrace.arrow.locations import (
     ObjectPath,
     delta_options,
@@ -28,7 +24,6 @@ from headrace.arrow.locations import (
     is_delta_table,
     location,
     one_line,
-    parquet_source,
 )
 from headrace.errors import OperatorError
 from headrace.pipelines import durable, parquet_rows
@@ -66,24 +61,6 @@ def open_table(path: str | Path) -> DeltaTable:
 def paths(table: DeltaTable) -> set[str]:
     """The files of this version, below the table's folder."""
     return set(pa.table(table.get_add_actions())["path"].to_pylist())
-
-
-def named_paths(table: DeltaTable) -> set[str]:
-    """The files of this version, and those of former ones that were replaced and wait for vacuum: readers of such a
-    version may be at them. `deltalake` does not list these; a checkpoint has those of a week, as the log does."""
-    log = root_of(table) / LOG_FOLDER
-    checkpoints = sorted(path for path in log.glob("*.checkpoint.parquet") if int(path.name[:20]) <= table.version())
-    found, since = paths(table), -1
-    if checkpoints:
-        since = int(checkpoints[-1].name[:20])
-        with pq.ParquetFile(parquet_source(checkpoints[-1])) as opened:
-            removed = opened.read(columns=["remove.path"])["remove"].combine_chunks()
-        found |= {unquote(path) for path in pc.struct_field(removed, "path").to_pylist() if path is not None}
-    for version in range(since + 1, table.version() + 1):
-        for line in (log / f"{version:020}.json").read_text().splitlines():
-            if '"remove"' in line and (action := json.loads(line).get("remove")) is not None:
-                found.add(unquote(action["path"]))
-    return found
 
 
 def spark_schema(table: DeltaTable) -> StructType:

@@ -17,7 +17,7 @@ from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.groups import fetch_offsets
 from headrace.client.fetch_requests import EARLIEST, LATEST
 from headrace.errors import CorruptBatch, OperatorError
-from headrace.pipelines import archive_state, delta
+from headrace.pipelines import archive_state, archive_tables
 from headrace.pipelines.accounting import STORE_COLUMNS
 from headrace.pipelines.archive_tables import DEAD_LETTERS, RECORDS
 from headrace.pipelines.judgement import Bound
@@ -80,25 +80,24 @@ def archive(spark: SparkSession, path: str, topics: Sequence[str], bootstrap: st
 
 def put_aside(spark: SparkSession, path: str) -> DataFrame:
     """The dead letters of an archive."""
-    where = location(path) / DEAD_LETTERS
-    if not delta.exists(where):
+    dead = archive_tables.frame(spark, location(path), DEAD_LETTERS)
+    if dead is None:
         raise OperatorError(f"the archive {path} has no dead letters")
-    return delta.read(spark, where)
+    return dead
 
 
 def _archived(spark: SparkSession, archive: Path) -> DataFrame:
     """What an archive has of each record; the type of a dead letter's timestamp is not known."""
     columns = (*STORE_COLUMNS[:-1], *SENT_COLUMNS)
-    path = archive / RECORDS
-    if delta.exists(path):
-        records = delta.read(spark, path)
-    elif (path / "_spark_metadata").is_dir():
-        records = spark.read.parquet(str(path))
-    else:
+    records = archive_tables.frame(spark, archive, RECORDS)
+    if records is None and (archive / RECORDS / "_spark_metadata").is_dir():
+        records = spark.read.parquet(str(archive / RECORDS))
+    if records is None:
         raise OperatorError(f"{archive} has no archive; `headrace pipeline archive --to {archive}` makes one")
-    if not delta.exists(archive / DEAD_LETTERS):
+    dead = archive_tables.frame(spark, archive, DEAD_LETTERS)
+    if dead is None:
         return records.select(*columns)
-    dead = delta.read(spark, archive / DEAD_LETTERS).withColumn("timestampType", F.lit(None).cast("int"))
+    dead = dead.withColumn("timestampType", F.lit(None).cast("int"))
     return records.select(*columns).unionAll(dead.select(*columns))
 
 

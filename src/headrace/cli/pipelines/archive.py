@@ -1,4 +1,4 @@
-"""`headrace pipeline archive`: keep topics in a Delta table, or as Parquet files."""
+"""`headrace pipeline archive`: keep topics in a Delta or Iceberg table, or as Parquet files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from headrace.cli.pipelines.options import progress, readable_errors, show, spar
 )
 @click.option("--pattern", default="", metavar="REGEX", help="Topics whose whole name matches, new ones too.")
 @click.option("--to", required=True, type=LOCATION, metavar="DIR", help="The archive: a folder, or s3://BUCKET/PREFIX.")
-@click.option("--format", "kind", type=click.Choice(["delta", "parquet"]), default="delta", show_default=True)
+@click.option(
+    "--format", "kind", type=click.Choice(["delta", "iceberg", "parquet"]), default="delta", show_default=True
+)
+@click.option("--catalog", metavar="URI", help="With --format iceberg: a REST catalog.  [default: DIR/catalog.db]")
+@click.option("--namespace", metavar="NAME", help="With --format iceberg: of the tables.  [default: archive]")
 @click.option("--follow", is_flag=True, help="Go on until ctrl-C or SIGTERM, instead of until all is archived.")
 @click.option(
     "--decode", type=click.Choice(["json"]), help="Values as columns; those that do not fit to dead_letters/."
@@ -50,6 +54,8 @@ def archive(
     pattern: str,
     to: Path,
     kind: str,
+    catalog: str | None,
+    namespace: str | None,
     follow: bool,
     decode: str | None,
     schema: str | None,
@@ -82,21 +88,27 @@ def archive(
         raise click.UsageError("give --topic (one or more), or --pattern")
     if (schema is not None or drop_value) and decode is None:
         raise click.UsageError("--schema and --drop-value need --decode json")
-    if decode and kind != "delta":
-        raise click.UsageError("--decode needs --format delta, which has a table for dead letters")
+    if decode and kind == "parquet":
+        raise click.UsageError("--decode needs --format delta or iceberg, which have a table for dead letters")
+    if (catalog is not None or namespace is not None) and kind != "iceberg":
+        raise click.UsageError("--catalog and --namespace need --format iceberg")
+    if catalog is not None and not catalog.startswith(("http://", "https://")):
+        raise click.BadParameter("write http://HOST:PORT of a REST catalog", param_hint="--catalog")
     if not merge and (target_mb is not None or vacuum_hours is not None):
         raise click.UsageError("--target-mb and --vacuum need --merge; `headrace pipeline compact` merges once")
     if merge and kind != "delta":
         raise click.UsageError(
             "--merge needs --format delta: Spark keeps a log of the Parquet files that it has written"
         )
+    from headrace.arrow.iceberg import NAMESPACE, Where
     from headrace.pipelines import archive as pipeline
     from headrace.pipelines.small_files import MergeOptions
 
     merging = MergeOptions((target_mb or 128) << 20, vacuum_hours or 24) if merge else None
+    where = Where(catalog or "", namespace or NAMESPACE) if catalog or namespace else None
     options = pipeline.ArchiveOptions(
         to, bootstrap, topics, pattern, kind, follow, decode, schema, drop_value, group, max_offsets_per_trigger,
-        trigger, starting, accept_loss, merging, checkpoint,
+        trigger, starting, accept_loss, merging, checkpoint, where,
     )  # fmt: skip
     with readable_errors():
         pipeline.check(options)
