@@ -29,6 +29,7 @@ from headrace.arrow.write import Pending, WriteFailed
 from headrace.client.admin.cluster import Cluster, Retry
 from headrace.client.admin.compacted_topic import CompactedTopic
 from headrace.client.admin.produce import ProducerId, open_transaction
+from headrace.client.connection.metadata import REPLAYS_TOPIC
 from headrace.client.errors import TransactionFailed, UnknownTopic
 from headrace.client.producer.transaction_core import FENCED
 from headrace.cluster.names import TRANSACTIONS_TOPIC
@@ -42,7 +43,7 @@ WINDOW_OPEN_MAX_MS: Final = 300_000
 """Readers of committed records wait no longer than that for a window whose process died."""
 BROKER_TIMEOUT_MS: Final = 60_000
 ID_PREFIX: Final = "headrace-replay-"
-PROGRESS_TOPIC: Final = "__replays"
+PROGRESS_TOPIC: Final = REPLAYS_TOPIC
 _VERSION: Final = 1
 
 _progress_topic: Final = CompactedTopic(PROGRESS_TOPIC, "a replay", like=TRANSACTIONS_TOPIC)

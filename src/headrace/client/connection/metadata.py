@@ -35,7 +35,10 @@ WANT_WITHIN_S: Final = 30.0
 ASK_TIMEOUT_S: Final = 10.0
 UNCHANGED_MAX: Final = 3
 SINK_TOPIC: Final = "__spark_sink"
-"""Made by the Spark sink for itself, so brokers do not know it as internal: no pattern and no list means it either."""
+REPLAYS_TOPIC: Final = "__replays"
+OWN_TOPICS: Final = frozenset({SINK_TOPIC, REPLAYS_TOPIC})
+"""Made by the Spark sink and by replays for themselves, so brokers do not know them as internal: no pattern and no list
+means them either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def read_metadata(answer: Message) -> MetadataSnapshot:
         if topic.error_code != ErrorCode.NONE:
             refused[topic.name] = Refusal(topic.error_code, f"topic {topic.name!r}")
         else:
-            internal = topic.is_internal or topic.name == SINK_TOPIC
+            internal = topic.is_internal or topic.name in OWN_TOPICS
             topics[topic.name] = Topic(topic.name, topic.topic_id, internal, _partitions(topic.partitions))
     brokers = {broker.node_id: _broker(broker) for broker in answer.brokers}
     return MetadataSnapshot(answer.cluster_id or "", answer.controller_id, brokers, topics, refused)
