@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 spark = SparkSession.active()
-BOOTSTRAP = spark.conf.get("spark.headrace.bootstrap")
+BOOTSTRAP = spark.conf.get("spark.headrace.bootstrap", None) or "127.0.0.1:9092"
 FIELDS = (
     "order string, customer string, country string, quantity int, price decimal(10, 2), status string, at timestamp"
 )
