@@ -1,4 +1,4 @@
-"""Connections of a Python worker of Spark, kept from one micro-batch to the next.
+"""What a Python worker of Spark keeps from one task to the next: connections, and what it has imported.
 
 Workers live on after a task, so a cluster that was reached once is reached again without a handshake. After an error
 its connections are closed, and the next task opens new ones. Readers are pickled and hold no connection themselves.
@@ -6,6 +6,7 @@ its connections are closed, and the next task opens new ones. Readers are pickle
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,20 @@ ANSWER_MAX_MS: Final = 10_000
 
 _Key = tuple[int, str, int]
 _idle: Final[dict[_Key, Cluster]] = {}
+_tasks: Final[list[int]] = []
+"""The processes, this one and those that it was forked from, in which a task has begun: once, and once more."""
+
+
+def begin_task() -> None:
+    """PySpark's daemon collects garbage after each task of a worker, and looks through all that is imported, which
+    takes 25 ms: more than a small task. When a second task begins that was just done, and what is left is there to
+    stay: it is not looked at again. Only for processes that Spark keeps for tasks."""
+    mine = os.getpid()
+    begun = _tasks.count(mine)
+    if begun < 2:
+        _tasks.append(mine)
+    if begun == 1:
+        gc.freeze()
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from headrace.client.producer.transaction_requests import PreparedTransaction
 from headrace.errors import ErrorCode, HeadraceError, OperatorError, SettingError, Unsupported
 from headrace.records.codecs import Codec
 from headrace.spark import decision_log, options, sink_commits, task_batch
-from headrace.spark.connections import cluster_at
+from headrace.spark.connections import begin_task, cluster_at
 from headrace.spark.decisions import NO_RUN, Batch, Verdict, judge
 
 log = logging.getLogger(__name__)
@@ -246,6 +246,7 @@ def prepare_batch(chosen: SinkOptions, batch: Batch) -> bool:
 
 def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch], batch: Batch | None = None) -> Written:
     """Send the rows of a task; it ends when all are acknowledged. In a transaction, if it is told of which batch."""
+    begin_task()
     first = next((rows for rows in batches if len(rows)), None)
     if first is None:
         return Written(0)

@@ -16,7 +16,7 @@ from headrace.errors import CorruptBatch, ErrorCode, HeadraceError, InvalidRecor
 from headrace.records.arrow import PASSED_ON_BYTES, Decoder
 from headrace.records.batch import batches
 from headrace.spark import loss
-from headrace.spark.connections import cluster_at
+from headrace.spark.connections import begin_task, cluster_at
 from headrace.spark.options import SourceOptions
 from headrace.spark.plan import Split, ends_of
 
@@ -24,7 +24,8 @@ _GONE: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTIT
 
 
 def read(options: SourceOptions, split: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a split."""
+    """The rows of a split, in a task."""
+    begin_task()
     if isinstance(split, Split):
         return _read(options, split)
     from headrace.spark import history
