@@ -7,6 +7,7 @@ import pytest
 from headrace.partitions.partition import Partition
 from headrace.records import kernel
 from headrace.records.batch import TRANSACTIONAL, batches
+from headrace.replication.leader_session import CHUNK_BYTES
 from partitions.committed_reader import read
 from partitions.led import Outcome
 from proving import proves
@@ -15,14 +16,32 @@ from replication.scene import Broker, Scene
 LAYOUTS = pytest.mark.parametrize("layout", ["partitioned", "shared"])
 
 
+COMPACTED = {
+    "cleanup_policy": "compact",
+    "min_cleanable_dirty_ratio": 0.0,
+    "segment_ms": 1000,
+    "segment_bytes": 1024,
+    "delete_retention_ms": 1000,
+    "durability": "disk",
+}
+
+
 def write(
-    scene: Scene, leader: Broker, producer_id: int, sequence: int, value: bytes, *, epoch: int = 0, acks: int = -1
+    scene: Scene,
+    leader: Broker,
+    producer_id: int,
+    sequence: int,
+    value: bytes,
+    *,
+    key: bytes = b"k",
+    epoch: int = 0,
+    acks: int = -1,
 ) -> None:
     partition = leader.partition()
     if not partition.has_open_transaction(producer_id, epoch):
         assert partition.verified(partition.verification(producer_id, epoch))
     batch = kernel.build(
-        [(1, b"k", value, [])],
+        [(1, key, value, [])],
         producer_id=producer_id,
         producer_epoch=epoch,
         base_sequence=sequence,
@@ -128,17 +147,22 @@ def test_a_replica_that_is_behind_tells_its_own_last_stable_offset(layout: str) 
     assert committed(follower) == [b"committed"]
 
 
+def fill(scene: Scene, leader: Broker, sequence: int) -> None:
+    """Write until compaction has had time for all that came before."""
+    for nth in range(sequence, sequence + 30):
+        write(scene, leader, 8, nth, b"filler")
+        mark(scene, leader, 8, nth, committed=True)
+        scene.run(30)
+
+
 @proves("T2")
 @LAYOUTS
-def test_a_replica_that_slept_over_the_marker_of_aborted_records_has_them_no_more(layout: str) -> None:
+@pytest.mark.parametrize("comes_first", ["the gap", "another record"])
+def test_a_replica_that_slept_over_the_marker_of_aborted_records_has_them_no_more(
+    layout: str, comes_first: str
+) -> None:
     """Its leader has compacted away the records, and after `delete.retention.ms` the marker."""
-    compacted = {
-        "cleanup_policy": "compact",
-        "min_cleanable_dirty_ratio": 0.0,
-        "segment_ms": 1000,
-        "segment_bytes": 1024,
-    }
-    scene = Scene(layout=layout, topic={"durability": "disk", "delete_retention_ms": 1000} | compacted)
+    scene = Scene(layout=layout, topic=COMPACTED)
     scene.elect(1, (1, 2, 3))
     leader = scene.alive[1]
     write(scene, leader, 8, 0, b"old")
@@ -147,13 +171,13 @@ def test_a_replica_that_slept_over_the_marker_of_aborted_records_has_them_no_mor
     scene.settle(1, 2, 3)
     for other in ("b1", "b2"):
         scene.network.cut("b3", other)
+    if comes_first == "another record":
+        write(scene, leader, 9, 0, b"of another", key=b"its own")
+        mark(scene, leader, 9, 0, committed=True)
     marker = mark(scene, leader, 7, 0, committed=False)
     write(scene, leader, 7, 0, b"committed", epoch=1)
     mark(scene, leader, 7, 1, committed=True, epoch=1)
-    for nth in range(30):
-        write(scene, leader, 8, 1 + nth, b"filler")
-        mark(scene, leader, 8, 1 + nth, committed=True)
-        scene.run(30)
+    fill(scene, leader, 1)
     left = [header.base_offset for header, _ in batches(memoryview(leader.content()))]
     assert marker not in left, "it was there for too short a time"
     for other in ("b1", "b2"):
@@ -163,6 +187,28 @@ def test_a_replica_that_slept_over_the_marker_of_aborted_records_has_them_no_mor
     scene.until("what is decided", lambda: scene.alive[3].partition().last_stable_offset == end)
     assert committed(scene.alive[3].partition())[-1:] == committed(leader.partition())[-1:] == [b"filler"]
     assert b"aborted" not in committed(scene.alive[3].partition())
+
+
+@proves("T2")
+@LAYOUTS
+def test_a_replica_joins_though_compaction_has_left_gaps_in_a_long_transaction(layout: str) -> None:
+    """Each of its batches comes in a frame of its own, with a gap before it."""
+    scene = Scene(layout=layout, topic=COMPACTED | {"segment_bytes": 1 << 20, "max_message_bytes": 1 << 20})
+    scene.kill(3)
+    scene.elect(1, (1, 2))
+    leader = scene.alive[1]
+    for nth in range(4):
+        write(scene, leader, 7, nth, b"x" * (CHUNK_BYTES * 2 // 3), key=b"%d" % nth)
+        write(scene, leader, 8, nth, b"goes")
+        mark(scene, leader, 8, nth, committed=True)
+    mark(scene, leader, 7, 0, committed=True)
+    fill(scene, leader, 4)
+    scene.start(3)
+    scene.tell(3)
+    scene.until("the join", lambda: 3 in scene.keys[0].isr, 60)
+    end = leader.partition().last_stable_offset
+    scene.until("what is decided", lambda: scene.alive[3].partition().last_stable_offset == end)
+    assert sum(value[:1] == b"x" for value in committed(scene.alive[3].partition())) == 4
 
 
 def aborted(partition: Partition) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from typing import Final
 from headrace.errors import CorruptBatch
 from headrace.partitions.log_start import LogStart
 from headrace.partitions.partition import Partition
+from headrace.records.batch import read_header
 from headrace.replication.frames import Position, Subscribe, Truncate
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ RETRY_SECONDS: Final = 0.1
 RETRY_MAX_SECONDS: Final = 2.0
 MEND_AGAIN_SECONDS: Final = 30.0
 NONE: Final = 0
+NOTHING_HELD: Final = -1
 LATE_POINTS: Final = frozenset({"auto", "flushed"})
 """Replication points that a group commit reaches."""
 
@@ -41,6 +43,7 @@ class FollowedPartition:
         "epoch",
         "epoch_starts",
         "failed_at",
+        "held_end",
         "leader_start",
         "mend_after",
         "mend_from",
@@ -68,6 +71,9 @@ class FollowedPartition:
         self.epoch_starts: Sequence[tuple[int, int]] = ()
         """Where epochs of the next records began, as the leader tells."""
         self.asked_end = 0
+        self.held_end = NOTHING_HELD
+        """What lies below it was copied under earlier subscriptions, and the leader may have cleaned since; until what
+        is open there was looked at."""
         self.mend_from: int | None = None
         """From here on the log is to be copied again, because something there is damaged."""
         self.mend_after = 0.0
@@ -112,9 +118,35 @@ class FollowedPartition:
         if held.end_offset != from_offset:
             return False
         self.stage = Stage.COPYING
+        # Where nothing is held the leader tells of its producers, too.
+        self.held_end = NOTHING_HELD if from_offset == held.start_offset else from_offset
         if from_offset != self.failed_at:
             self.pause = RETRY_SECONDS
         return True
+
+    def gap_in(self, batches: memoryview) -> int | None:
+        """Where offsets are left out, if what is held may tell of them: the place of the batch behind them."""
+        if self.held_end == NOTHING_HELD:
+            return None
+        at, due = 0, self.partition.log.end_offset
+        while at < len(batches):
+            header = read_header(batches, at)
+            if header.base_offset > due:
+                return at
+            at, due = at + header.size_bytes, header.next_offset
+        return None
+
+    def missed_from(self) -> int | None:
+        """The leader has cleaned away what comes next here: everything in it was decided. If a transaction is open in
+        what was held before, its marker may have gone, as the leader had none of its records any more; they would count
+        with what their producer writes next. So all from there on is to be copied again, as far as the leader has it.
+        What came under this subscription came with its marker, or that is still to come."""
+        end = self.partition.log.end_offset
+        first_open = self.partition.log.producers.first_open(end)
+        if first_open < self.held_end:
+            return first_open
+        self.held_end = NOTHING_HELD
+        return None
 
     def _cut_damage(self, from_offset: int) -> None:
         """Drop what is to be copied again. A cut needs to find its place: if that is damaged too, a lower one is tried,

@@ -7,7 +7,6 @@ that changed are told in one frame. A link that drops is opened again with growi
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 
 RECONNECT_SECONDS: Final = 0.05
 RECONNECT_MAX_SECONDS: Final = 1.0
-_OFFSET: Final = struct.Struct(">q")
-"""A batch begins with that of its first record."""
 
 
 @dataclass(slots=True)
@@ -304,9 +301,13 @@ class FollowerSession:
             raise ProtocolError(f"{partition.topic_partition}: records from offset {from_offset} on, but {end} is next")
         try:
             batches = data[frame.body + frames.APPEND_BYTES : frame.end]
-            if len(batches) > _OFFSET.size and _OFFSET.unpack_from(batches)[0] > end and not self._may_skip(following):
+            gap = following.gap_in(batches)
+            if gap:
+                partition.log.append_copied(batches[:gap], following.epoch_starts)
+                self._stage(following)
+            if gap is not None and self._has_missed(following):
                 return
-            partition.log.append_copied(batches, following.epoch_starts)
+            partition.log.append_copied(batches[gap:], following.epoch_starts)
         except (CorruptBatch, InvalidRecord) as error:
             if isinstance(error, UnreadableProducers):  # our own log, where it tells of its producers
                 partition.found_damage(error.offset)
@@ -323,27 +324,26 @@ class FollowerSession:
         else:
             partition.expect(watermark)
             following.leader_start = log_start
-        # Also after an error: what was staged before it lies in the receive buffer and has to be written now.
-        self._shared.partitions.touch(partition)
+        self._stage(following)
+
+    def _stage(self, following: FollowedPartition) -> None:
+        """Also after an error: what was staged before it lies in the receive buffer and has to be written now."""
+        self._shared.partitions.touch(following.partition)
         self._staged.append(following)
 
-    def _may_skip(self, following: FollowedPartition) -> bool:
-        """The leader has cleaned away what comes next here: everything in it was decided. If a transaction is open in
-        this log, its marker may have gone, as the leader had none of its records any more; they would count with what
-        their producer writes next. So they are copied again, as far as the leader has them."""
-        partition = following.partition
-        end = partition.log.end_offset
-        first_open = partition.log.producers.first_open(end)
-        if first_open == end:
-            return True
+    def _has_missed(self, following: FollowedPartition) -> bool:
+        """Whether the marker of something may lie in what the leader leaves out here; then that is copied again."""
+        missed_from, partition = following.missed_from(), following.partition
+        if missed_from is None:
+            return False
         log.info(
             "%s: what follows offset %d was compacted by the leader, and a transaction is open here since offset %d",
-            partition.topic_partition, end - 1, first_open,
+            partition.topic_partition, partition.log.end_offset - 1, missed_from,
         )  # fmt: skip
-        self.mend(partition, first_open)
+        self.mend(partition, missed_from)
         if following.mend_from is None:  # the leader could not read it when it was last asked
             self._wait(following)
-        return False
+        return True
 
     def _give_up(self, following: FollowedPartition, error: Exception) -> None:
         """This partition cannot be copied now; the others go on."""
