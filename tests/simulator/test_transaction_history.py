@@ -324,6 +324,16 @@ def test_a_last_stable_offset_does_not_fall_in_an_epoch() -> None:
         story.history.stable(ONE, 1, "b1.1", 3, 4)
 
 
+def test_a_last_stable_offset_that_is_but_the_start_says_nothing_of_what_is_decided() -> None:
+    """The record is at 0, its marker at 1; that the log begins at 1 was taken back."""
+    story = Story()
+    story.history.stable(ONE, 1, "b1.1", 1, 1, start=1)
+    story.whole(ONE)
+    story.judge()
+    with pytest.raises(Violation, match="above the watermark"):
+        story.history.stable(ONE, 2, "b1.1", 2, 1, start=2)
+
+
 def test_a_last_stable_offset_is_not_above_the_watermark() -> None:
     with pytest.raises(Violation, match="above the watermark"):
         Story().history.stable_told(ONE, 4, 3, "b1.1")

@@ -260,13 +260,15 @@ class TransactionHistory:
         if not any(each.commit_asked and each.told is not False for each in owners):
             raise Violation(f"{home}: {by} answers {offset}, which no transaction has committed")
 
-    def stable(self, where: TopicPartition, epoch: int, who: str, stable: int, watermark: int) -> None:
-        """Where a replica has its last stable offset, in an epoch."""
+    def stable(self, where: TopicPartition, epoch: int, who: str, stable: int, watermark: int, start: int = 0) -> None:
+        """Where a replica has its last stable offset, in an epoch. That of one that begins with an open transaction is
+        its start, which says nothing of what is decided: a loss of power may take it back."""
         known = self._stable.get((where, who, epoch), 0)
         if stable < known:
             raise Violation(f"{where}: the last stable offset of {who} fell from {known} to {stable} in epoch {epoch}")
         self._stable[where, who, epoch] = stable
-        self.stable_told(where, stable, watermark, who)
+        if stable > start or stable > watermark:
+            self.stable_told(where, stable, watermark, who)
 
     def stable_told(self, where: TopicPartition, stable: int, watermark: int, by: str) -> None:
         if stable > watermark:

@@ -543,7 +543,8 @@ class TransactionLoad:
             stable = _stable(partition)
             if partition is not None and stable is not None and (partition.leading or followers):
                 who = self.holder(machine, where, partition)
-                self.judge.stable(where, partition.epoch, who, stable, partition.high_watermark)
+                start = partition.log.start_offset
+                self.judge.stable(where, partition.epoch, who, stable, partition.high_watermark, start)
 
     def holder(self, machine: Machine, where: TopicPartition, partition: Partition) -> str:
         """Whose watermark and last stable offset do not fall. A replica of a compacted topic cuts its log below them,
