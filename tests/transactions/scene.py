@@ -7,6 +7,7 @@ Appends are acknowledged at once, or with `held` kept until `acknowledge`; marke
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -91,8 +92,9 @@ class Scene:
         if not self.held:
             self.acknowledge()
 
-    def acknowledge(self, error_code: int = ErrorCode.NONE) -> None:
-        while self.on_the_way:
+    def acknowledge(self, error_code: int = ErrorCode.NONE, most: int = sys.maxsize) -> None:
+        while self.on_the_way and most:
+            most -= 1
             partition, records, done = self.on_the_way.pop(0)
             if error_code == ErrorCode.NONE:
                 self.log.setdefault(partition, []).extend(records)

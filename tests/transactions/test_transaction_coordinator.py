@@ -147,12 +147,14 @@ def test_a_producer_id_that_was_not_handed_out_is_refused_only_by_who_is_still_t
     other = InitReply(OK, 5000, 0)
     scene.held = True
     asked = scene.add(other), scene.verify(other), scene.end(other)
-    assert not any(each.answered for each in (asked[0], asked[2]))
-    assert set(asked[1].reply.values()) == {NOT_COORDINATOR}, "one question at a time"
+    assert not asked[0].answered
+    assert {*asked[1].reply.values(), asked[2].reply.error_code} == {NOT_COORDINATOR}, "one question at a time"
     scene.acknowledge(stored)
     assert asked[0].reply == told
+    ending = scene.end(other)
+    assert not ending.answered
     scene.acknowledge(stored)
-    assert asked[2].reply.error_code == told
+    assert ending.reply.error_code == told
     verified = scene.verify(other)
     assert not verified.answered
     scene.acknowledge(stored)
@@ -195,6 +197,33 @@ def test_nothing_is_kept_of_a_transactional_id_that_nobody_has_asked_for(scene: 
     assert len(scene.log[0]) == appended
     assert not scene.coordinator._shards[0].live
     assert not scene.listed()
+
+
+@proves("T2")
+@pytest.mark.parametrize("ends", ["by its owner", "by its timeout", "with its last marker"])
+def test_a_transaction_ends_though_others_are_refused_without_a_pause(scene: Scene, ends: str) -> None:
+    """Two that have another producer id, and ask again as soon as they are answered: one always waits."""
+    scene.markers_held = True
+    producer, other = scene.begun(), InitReply(OK, 5000, 0)
+    if ends == "with its last marker":
+        assert scene.end(producer).reply.error_code == OK
+    scene.held = True
+    asking = [scene.add(other), scene.add(other)]
+    ending = scene.end(producer) if ends == "by its owner" else None
+    if ends == "with its last marker":
+        scene.write_markers()
+    rounds = 2 * TIMEOUT_MS // 100
+    for _ in range(rounds):
+        scene.acknowledge(most=1)
+        asking = [scene.add(other) if each.answered else each for each in asking]
+        scene.advance(0.1)
+    assert ending is None or ending.reply.error_code == OK
+    wanted = {
+        "by its owner": "PrepareCommit",
+        "by its timeout": "PrepareAbort",
+        "with its last marker": "CompleteCommit",
+    }
+    assert scene.state() == wanted[ends]
 
 
 @proves("T2")

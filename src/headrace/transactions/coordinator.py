@@ -274,24 +274,22 @@ class TransactionCoordinator:
         is_older = table.is_older(entry.kept, request.producer_id, request.epoch)
         if code not in DOUBTFUL or (code == ErrorCode.PRODUCER_FENCED and is_older):
             refuse(code)
-        elif entry.busy or entry.shard.live.get(entry.transactional_id) is not entry:
+        elif entry.busy or entry.confirming or entry.shard.live.get(entry.transactional_id) is not entry:
             refuse(ErrorCode.NOT_COORDINATOR)
         else:
             self._confirm(entry, lambda failed: refuse(failed or code))
 
     def _confirm(self, entry: Entry, then: Callable[[int], None]) -> None:
-        """Append what the log says of the entry already, or that there is none; `then` hears whether that was taken."""
-        if entry.kept is not None:
-            self._store(entry, entry.kept, then)
-            return
-        entry.busy = True
+        """Append what the log says of the entry already, or that there is none; `then` hears whether that was taken.
+        Whatever is changed meanwhile comes behind it in the log: nobody has to wait for one who is refused."""
+        entry.confirming = True
 
         def done(code: int) -> None:
-            entry.busy = False
+            entry.confirming = False
             then(FAULTS.get(code, code))
             self._go_on(entry)
 
-        self._append(entry.shard, [(encode_key(entry.transactional_id), None)], done)
+        self._append(entry.shard, [(encode_key(entry.transactional_id), entry.value)], done)
 
     # Changes
 
@@ -473,7 +471,7 @@ class TransactionCoordinator:
             if code != ErrorCode.NONE and not entry.shard.gone:
                 self._complete_later(entry, kept, alone=True)
 
-        if entry.busy:  # somebody is being refused, which says again what is kept
+        if entry.busy:
             self._complete_later(entry, kept, alone=alone)
             return
         completed = table.complete(kept, self._wall.latest_ms())

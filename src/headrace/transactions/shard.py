@@ -38,6 +38,7 @@ class Entry:
     __slots__ = (
         "adding",
         "busy",
+        "confirming",
         "deadline",
         "held",
         "kept",
@@ -59,6 +60,8 @@ class Entry:
         """The same as it is in the log."""
         self.busy = False
         """A change is on its way to the log, or a producer id is being drawn for one."""
+        self.confirming = False
+        """The log is being told again what it says of it, before somebody is refused."""
         self.marking = False
         """Markers are on their way to its partitions."""
         self.deadline = NEVER
@@ -72,7 +75,7 @@ class Entry:
 
     @property
     def at_rest(self) -> bool:
-        return not (self.busy or self.marking or self.adding or self.held or self.waking)
+        return not (self.busy or self.confirming or self.marking or self.adding or self.held or self.waking)
 
 
 class Shard:
