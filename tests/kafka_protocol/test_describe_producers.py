@@ -32,6 +32,14 @@ def test_the_producers_of_a_partition_are_told(broker: Broker, connect: Connect,
     assert found.last_timestamp > 0
 
 
+def test_a_partition_that_is_named_again_and_again_is_told_once(broker: Broker, connect: Connect, topic: str) -> None:
+    raw = connect(broker)
+    raw.create(topic, 2)
+    rows = [Message(name=topic, partition_indexes=[1, 0] * 1000), Message(name=topic, partition_indexes=[0])]
+    (found,) = raw.call(apis.DESCRIBE_PRODUCERS, 0, topics=rows).topics
+    assert [partition.partition_index for partition in found.partitions] == [1, 0]
+
+
 def test_a_partition_that_is_not_there_is_named(broker: Broker, connect: Connect, topic: str) -> None:
     raw = connect(broker)
     raw.create(topic)

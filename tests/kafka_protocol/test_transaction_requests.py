@@ -10,6 +10,7 @@ import pytest
 
 from brokers import Broker, wait_for
 from headrace.errors import ErrorCode
+from headrace.kafka.api.add_partitions_to_txn import TRANSACTIONS_MAX
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from kafka_protocol.raw import Raw
@@ -158,6 +159,15 @@ def test_partitions_are_added_all_or_none(
     assert add(raw, "", producer, topic, [0], version) == [ErrorCode.INVALID_REQUEST]
 
 
+def test_an_id_that_is_named_again_and_again_is_described_once(broker: Broker, connect: Connect, name: str) -> None:
+    raw = connect(broker)
+    init(raw, name)
+    answer = raw.call(apis.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[name] * 1000)
+    assert [found.transactional_id for found in answer.transaction_states] == [name]
+    answer = raw.call(apis.CONSUMER_GROUP_DESCRIBE, 1, group_ids=[name] * 1000, include_authorized_operations=False)
+    assert [found.group_id for found in answer.groups] == [name]
+
+
 @proves("T1")
 def test_other_brokers_ask_for_many_transactions_at_once_and_whether_a_partition_is_in_one(
     broker: Broker, connect: Connect, topic: str, name: str
@@ -181,6 +191,23 @@ def test_other_brokers_ask_for_many_transactions_at_once_and_whether_a_partition
     assert verified(raw, names[1], producers[1], topic, [0, 1]) == [ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.NONE]
     assert verified(raw, names[1], producers[1], topic, [0], 4) == [ErrorCode.INVALID_TXN_STATE]
     assert raw.call(apis.ADD_PARTITIONS_TO_TXN, 5, transactions=[]).results_by_transaction == []
+
+
+@proves("T1")
+@pytest.mark.parametrize("verify_only", [False, True])
+def test_more_transactions_than_a_broker_asks_for_at_once_are_refused(
+    broker: Broker, connect: Connect, name: str, verify_only: bool
+) -> None:
+    """Each would cost an append: a megabyte of them held up everybody for ten seconds."""
+    raw = connect(broker)
+    init(raw, name)
+    places = [Message(name="any", partitions=[0])] if verify_only else []
+    given = {"producer_id": 1 << 40, "producer_epoch": 0, "verify_only": verify_only, "topics": places}
+    asked = [Message(transactional_id=f"{name}-{nth}", **given) for nth in range(TRANSACTIONS_MAX + 1)]
+    answer = raw.call(apis.ADD_PARTITIONS_TO_TXN, 5, transactions=asked)
+    assert (answer.error_code, answer.results_by_transaction) == (ErrorCode.INVALID_REQUEST, [])
+    answer = raw.call(apis.ADD_PARTITIONS_TO_TXN, 5, transactions=asked[:-1])
+    assert (answer.error_code, len(answer.results_by_transaction)) == (ErrorCode.NONE, TRANSACTIONS_MAX)
 
 
 @proves("T1")

@@ -14,6 +14,7 @@ from typing import Final
 
 from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
+from headrace.kafka.first_writes import TRANSACTIONS_PER_REQUEST
 from headrace.transactions.coordinator import HELD_SECONDS
 from headrace.transactions.messages import EPOCHS_BUMPED, AddRequest, Place
 from headrace.wire.message import Message
@@ -21,6 +22,8 @@ from headrace.wire.message import Message
 FENCED_FROM: Final = 2
 MANY_FROM: Final = 4
 ABORTABLE_FROM: Final = 5
+TRANSACTIONS_MAX: Final = 2 * TRANSACTIONS_PER_REQUEST
+"""In one request: each that is refused takes an append of the coordinator."""
 BROKERS_HELD_SECONDS: Final = 0.02
 """Behind the question of another broker wait those of all its producers."""
 
@@ -33,6 +36,8 @@ def handle(request: Request) -> Message | None:
         )
         _Answer(request, 1).add(body.v3_and_below_transactional_id, asked)
         return None
+    if len(body.transactions) > TRANSACTIONS_MAX:
+        return Message(throttle_time_ms=0, error_code=ErrorCode.INVALID_REQUEST, results_by_transaction=[])
     answer = _Answer(request, len(body.transactions))
     if not body.transactions:
         return answer.message()

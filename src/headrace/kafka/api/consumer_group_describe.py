@@ -1,6 +1,7 @@
 """ConsumerGroupDescribe, versions 0 to 1. 1: which protocol each member speaks.
 
-Groups of the consumer protocol (KIP-848); classic ones are not found here, but by DescribeGroups.
+Groups of the consumer protocol (KIP-848); classic ones are not found here, but by DescribeGroups. One that is named
+twice is told once: it may have very many members.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ CONSUMER: Final = 1
 
 
 def handle(request: Request) -> Message:
-    groups = [_group(request, request.services.groups.describe_consumer(group)) for group in request.body.group_ids]
+    describe = request.services.groups.describe_consumer
+    groups = [_group(request, describe(group)) for group in dict.fromkeys(request.body.group_ids)]
     return Message(throttle_time_ms=0, groups=groups)
 
 

@@ -1,7 +1,7 @@
 """DescribeProducers, version 0: what a partition knows of its producers, and where their open transactions begin.
 
 Who looks for transactions that nobody ends compares this with what their coordinators know (KIP-664). Any replica
-answers for its own log.
+answers for its own log. A partition is told once, however often it is named: it may have very many.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from headrace.wire.message import Message
 
 
 def handle(request: Request) -> Message:
+    asked: dict[str, dict[int, None]] = {}
+    for topic in request.body.topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     topics = [
-        Message(
-            name=topic.name, partitions=[_partition(request, topic.name, index) for index in topic.partition_indexes]
-        )
-        for topic in request.body.topics
+        Message(name=name, partitions=[_partition(request, name, index) for index in indexes])
+        for name, indexes in asked.items()
     ]
     return Message(throttle_time_ms=0, topics=topics)
 

@@ -1,7 +1,8 @@
 """DescribeTransactions, version 0.
 
 Each transactional id as its coordinator has it. Producer id and epoch are those by which the transaction can be ended.
-Of one that is open, fields of ours tell who opened it.
+Of one that is open, fields of ours tell who opened it. One that is named twice is told once: it may have very many
+partitions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from headrace.wire.message import Message
 
 def handle(request: Request) -> Message:
     describe = request.services.transactions.describe
-    found = [_described(describe(name)) for name in request.body.transactional_ids]
+    found = [_described(describe(name)) for name in dict.fromkeys(request.body.transactional_ids)]
     return Message(throttle_time_ms=0, transaction_states=found)
 
 
