@@ -11,6 +11,7 @@ import pytest
 from brokers import Broker, wait_for
 from headrace.errors import ErrorCode
 from headrace.kafka.api.add_partitions_to_txn import TRANSACTIONS_MAX
+from headrace.transactions.markers import PLACES_PER_REQUEST
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from kafka_protocol.raw import Raw
@@ -341,4 +342,24 @@ def test_a_marker_without_a_producer_is_refused(broker: Broker, connect: Connect
     answer = raw.call(apis.WRITE_TXN_MARKERS, 2, markers=markers)
     codes = [row.error_code for one in answer.markers for each in one.topics for row in each.partitions]
     assert codes == [ErrorCode.INVALID_REQUEST] * 6
+    assert raw.fetch(topic).high_watermark == 0
+
+
+@pytest.mark.parametrize("one_marker", [False, True])
+def test_more_markers_than_a_broker_asks_for_at_once_are_refused(
+    broker: Broker, connect: Connect, topic: str, one_marker: bool
+) -> None:
+    """Each is a batch, and all of a request are written in one turn."""
+    raw = connect(broker)
+    raw.create(topic)
+    given = {"coordinator_epoch": 0, "transaction_result": False, "number": -1, "transaction_version": 2}
+    times = PLACES_PER_REQUEST + 1
+    rows = [Message(name=topic, partition_indexes=[0] * (times if one_marker else 1))]
+    markers = [
+        Message(producer_id=(1 << 40) + nth, producer_epoch=1, topics=rows, **given)
+        for nth in range(1 if one_marker else times)
+    ]
+    answer = raw.call(apis.WRITE_TXN_MARKERS, 2, markers=markers)
+    codes = [row.error_code for one in answer.markers for each in one.topics for row in each.partitions]
+    assert codes == [ErrorCode.INVALID_REQUEST] * times
     assert raw.fetch(topic).high_watermark == 0

@@ -1,6 +1,7 @@
 """WriteTxnMarkers, versions 1 to 2: the coordinator of a transaction has its end written by the leaders of its
 partitions. Version 2 tells which version of transactions the producer speaks. Between our brokers a tagged field says
-which transaction of its transactional id is meant; Kafka's tools, which end a hanging one, leave it out.
+which transaction of its transactional id is meant; Kafka's tools, which end a hanging one, leave it out. A request with
+more than our brokers put into one is refused as a whole: each marker is a batch of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from functools import partial
 from headrace.errors import ErrorCode
 from headrace.kafka.connection import Request
 from headrace.transactions.marker_appends import Codes
+from headrace.transactions.markers import PLACES_PER_REQUEST
 from headrace.transactions.messages import MarkerRequest, Place
 from headrace.wire.message import Message
 
 
 def handle(request: Request) -> None:
-    pending = _Pending(request)
-    for marker in request.body.markers:
+    pending, markers = _Pending(request), request.body.markers
+    places_count = sum(len(topic.partition_indexes) for marker in markers for topic in marker.topics)
+    is_refused = max(len(markers), places_count) > PLACES_PER_REQUEST
+    for marker in markers:
         places: tuple[Place, ...] = tuple(
             (topic.name, index) for topic in marker.topics for index in topic.partition_indexes
         )
@@ -31,7 +35,7 @@ def handle(request: Request) -> None:
             places,
         )
         number = pending.add(order)
-        if order.producer_id < 0 or order.epoch < 0:
+        if is_refused or order.producer_id < 0 or order.epoch < 0:
             pending.written(number, dict.fromkeys(places, ErrorCode.INVALID_REQUEST))
             continue
         request.services.marker_appends.write(order, places, partial(pending.written, number))
