@@ -599,6 +599,10 @@ class Partition:
             self._waiting_starts = [each for each in self._waiting_starts if not each[1].answered]
             self._waiting_starts.append((offset, waiter))
 
+    def followers_begin_at(self, offset: int) -> bool:
+        """Whether the other replicas that count have this start: only this broker's own disk is waited for then."""
+        return self.core is not None and self.core.agreed_start() >= offset
+
     def _settle_start(self, core: LeaderCore) -> None:
         """The leader's own start rises last, and is told when it is safe."""
         self._start.raise_to(core.agreed_start())

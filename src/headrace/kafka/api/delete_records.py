@@ -1,8 +1,9 @@
 """DeleteRecords, versions 0 to 2. 2: flexible. Offset -1 means everything that consumers can see.
 
 Only the leader is asked. The answer waits until every replica in sync has the new start safe on its disk, so that what
-was reported deleted does not come back, whoever leads next. After the request's timeout REQUEST_TIMED_OUT is answered;
-the deletion goes on.
+was reported deleted does not come back, whoever leads next. The request's timeout is for the other replicas, as in
+Kafka: after it REQUEST_TIMED_OUT is answered where they do not begin there yet, and the deletion goes on. What waits
+for this broker's own disk alone, as all does that has one replica, has `request.timeout.max.ms`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class _Deletion:
     def __init__(self, request: Request) -> None:
         self.answered = False
         self._request = request
+        self._overdue = False
         self._waiting: dict[_Start, None] = {}
         self._answer = Message(throttle_time_ms=0, topics=[])
 
@@ -46,8 +48,15 @@ class _Deletion:
         if not starts:
             self._reply()
         elif not self.answered:
-            partitions = self._request.services.partitions
-            partitions.deadlines.add(partitions.clock.now() + self._request.body.timeout_ms / 1000, self)
+            self._expire_in(min(max(0, self._request.body.timeout_ms), self._longest_ms()))
+
+    def _longest_ms(self) -> int:
+        longest_ms: int = self._request.services.settings["request.timeout.max.ms"]
+        return longest_ms
+
+    def _expire_in(self, timeout_ms: int) -> None:
+        partitions = self._request.services.partitions
+        partitions.deadlines.add(partitions.clock.now() + timeout_ms / 1000, self)
 
     def _delete(self, topic: str, asked_offset: int, start: _Start) -> None:
         services = self._request.services
@@ -58,7 +67,7 @@ class _Deletion:
             partition = leader_lookup.led_partition(services, topic, start.answer.partition_index)
             first = max(partition.log.archived_offset(), partition.log.start_offset)
             offset = partition.high_watermark if asked_offset == HIGH_WATERMARK else asked_offset
-            start.partition = partition
+            start.partition, start.offset = partition, offset
             services.partitions.delete_before(partition, offset, start)
             _say_if_not_archived(partition, offset, first)
         except HeadraceError as error:
@@ -70,10 +79,14 @@ class _Deletion:
             self._reply()
 
     def expire(self) -> None:
-        """The deadline has come."""
+        """The deadline has come: first that of the request, then that of this broker's own disk."""
         error = RequestTimedOut("not every replica in sync begins there yet; it may later")
         for start in list(self._waiting):
-            start.end(error)
+            if self._overdue or start.awaits_followers():
+                start.end(error)
+        if not self.answered:
+            self._overdue = True
+            self._expire_in(self._longest_ms())
 
     def _reply(self) -> None:
         if not self.answered:
@@ -88,7 +101,11 @@ class _Start:
         self.answered = False
         self.answer = answer
         self.partition: Partition | None = None
+        self.offset = HIGH_WATERMARK
         self._deletion = deletion
+
+    def awaits_followers(self) -> bool:
+        return self.partition is None or not self.partition.followers_begin_at(self.offset)
 
     def passed(self) -> None:
         self.end(None)
