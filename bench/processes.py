@@ -52,11 +52,14 @@ def cpu_seconds(root: int) -> float:
     """Processor time that the tree has used since it began."""
     total = 0.0
     for pid in process_tree(root):
-        fields = _stat_fields(pid)
-        if fields is None:
-            continue
-        total += own_cpu_seconds(pid) + (int(fields[13]) + int(fields[14])) * TICK_S
+        total += own_cpu_seconds(pid) + ended_children_cpu_seconds(pid)
     return total
+
+
+def ended_children_cpu_seconds(pid: int) -> float:
+    """Processor time of children that the process has waited for, 0 when it has ended."""
+    fields = _stat_fields(pid)
+    return 0.0 if fields is None else (int(fields[13]) + int(fields[14])) * TICK_S
 
 
 def own_cpu_seconds(pid: int) -> float:

@@ -213,16 +213,25 @@ class Clocks:
     """Processor time of all that has to do with a driver, by who used it."""
 
     jvm: float
-    python: float
+    python: dict[int, float]
+    """By process. PySpark's daemon does not wait for its workers: the time of one that has ended is nowhere any more,
+    also what it used before. So only those that live are compared; idle ones are what Spark ends."""
     broker: float
     machine: float
 
     @classmethod
     def now(cls, broker_pid: int | None) -> "Clocks":
-        driver = processes.cpu_seconds(os.getpid())
-        jvm = sum(processes.own_cpu_seconds(pid) for pid in processes.process_tree(os.getpid()) if is_java(pid))
+        tree = processes.process_tree(os.getpid())
+        java = [pid for pid in tree if is_java(pid)]
+        jvm = sum(processes.own_cpu_seconds(pid) for pid in java)
+        python = {pid: processes.own_cpu_seconds(pid) for pid in tree if pid not in java}
+        python |= {-pid: processes.ended_children_cpu_seconds(pid) for pid in tree}
         broker = processes.cpu_seconds(broker_pid) if broker_pid else 0.0
-        return cls(jvm, driver - jvm, broker, processes.machine_cpu_seconds())
+        return cls(jvm, python, broker, processes.machine_cpu_seconds())
+
+    def since(self, before: "Clocks") -> dict[str, float]:
+        python = sum(spent - before.python.get(pid, 0.0) for pid, spent in self.python.items())
+        return {"jvm": self.jvm - before.jvm, "python": python, "broker": self.broker - before.broker}
 
 
 def is_java(pid: int) -> bool:
@@ -239,7 +248,7 @@ def measure(contestant: Contestant, rows: dict[str, Any], setup: dict[str, Any])
     contestant.run(rows)
     took_s = time.monotonic() - began
     after = Clocks.now(broker_pid)
-    used = {name: getattr(after, name) - getattr(before, name) for name in ("jvm", "python", "broker")}
+    used = after.since(before)
     others = after.machine - before.machine - sum(used.values())
     return {
         "rows_per_s": rows["rows"] / took_s,
