@@ -19,6 +19,7 @@ from headrace.spark.decisions import (
     attempts_pattern,
     decide,
     driver_id,
+    is_another,
     judge,
     query_of,
     retire,
@@ -70,6 +71,19 @@ def test_a_decision_supersedes_the_runs_before_it_and_never_its_own() -> None:
     assert known.before == tuple(f"run {number}" for number in reversed(range(4, BEFORE_MAX + 4)))
 
 
+@proves("S3")
+def test_a_batch_is_another_if_both_plans_are_known_and_differ() -> None:
+    known = decide(decision(6), BATCH, prepared(BATCH), "a plan")
+    assert known.plan == "a plan"
+    assert is_another(known, BATCH, "another plan")
+    assert not is_another(known, BATCH, "a plan")
+    assert not is_another(known, BATCH, "")
+    assert not is_another(decision(7), BATCH, "a plan"), "of one that was not told its plan"
+    assert not is_another(known, Batch("query", "this run", 8), "another plan")
+    assert not is_another(Ended.ENDED, BATCH, "a plan")
+    assert retire(known, "query", ["this run"]).plan == "a plan"
+
+
 def test_a_run_that_was_given_up_is_over_and_what_was_decided_stays() -> None:
     assert judge(retire(None, "query", ["this run"]), BATCH) is Verdict.SUPERSEDED
     after = retire(None, "query", ["another"])
@@ -81,9 +95,10 @@ def test_a_run_that_was_given_up_is_over_and_what_was_decided_stays() -> None:
 
 
 def test_a_decision_is_read_as_it_was_written() -> None:
-    made = Decision(BATCH, prepared(BATCH, 2000), ("another",))
-    assert Decision.decode("query", made.encode()) == made
-    assert len(made.encode()) < 50_000
+    for plan in ("", "0123456789abcdef"):
+        made = Decision(BATCH, prepared(BATCH, 2000), ("another",), plan)
+        assert Decision.decode("query", made.encode()) == made
+        assert len(made.encode()) < 50_000
     for wrong in (b"", b"[]", b"{}", made.encode().replace(b'"version":1', b'"version":2'), b'{"version":1}'):
         with pytest.raises(CorruptBatch, match="query"):
             Decision.decode("query", wrong)

@@ -144,16 +144,20 @@ def test_a_checkpoint_that_was_deleted_is_a_new_query_and_an_older_one_is_refuse
     for n in range(3):
         scene.send(100)
         run()
-        if n == 0:
-            shutil.copytree(scene.checkpoint, tmp_path / "kept")
+        shutil.copytree(scene.checkpoint, tmp_path / f"kept-{n}")
     scene.check_all()
     scene.send(100)
-    shutil.rmtree(scene.checkpoint)
-    shutil.copytree(tmp_path / "kept", scene.checkpoint)
-    with pytest.raises(PySparkException, match="batch 1 comes after batch 2 of this query was committed"):
-        run()
-    assert values(broker, scene.target) == sorted(b"v%d" % n for n in range(300)), "its batch 1 has other rows"
-    assert open_transactions(broker) == []
+    for kept, told in (
+        (0, "batch 1 comes after batch 2 of this query was committed"),
+        (1, "batch 2 of this query was committed before, with other offsets than it has now"),
+    ):
+        shutil.rmtree(scene.checkpoint)
+        shutil.copytree(tmp_path / f"kept-{kept}", scene.checkpoint)
+        for _ in range(2):
+            with pytest.raises(PySparkException, match=told):
+                run()
+        assert values(broker, scene.target) == sorted(b"v%d" % n for n in range(300)), "its batch has other rows"
+        assert open_transactions(broker) == []
     shutil.rmtree(scene.checkpoint)
     run()
     assert values(broker, scene.target) == sorted([b"v%d" % n for n in range(300)] + [b"v%d" % n for n in range(400)])

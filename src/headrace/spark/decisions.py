@@ -11,7 +11,9 @@ in the characters that topics have, as brokers know only these in patterns; othe
 A *decision* is the list of the transactions that make up a batch. Once it is written they are committed, by whoever
 comes; until then they are aborted. A query has one decision at a time, that of its last batch, and the next is written
 when all of it is committed. Spark runs no batch again but the last one: who comes with an earlier one has an older
-checkpoint, in which that number stands for other rows, or is a driver that the query has left behind.
+checkpoint, in which that number stands for other rows, or is a driver that the query has left behind. A checkpoint that
+was copied just before the last batch gives the number of that to other rows: the *plan* of the batch, the ends of its
+sources in Spark's log of offsets, tells it from one that is run again.
 """
 
 from __future__ import annotations
@@ -107,6 +109,8 @@ class Decision:
     prepared: tuple[PreparedTransaction, ...]
     before: tuple[str, ...] = ()
     """Runs that others have taken over from, or that were given up, the last first."""
+    plan: str = ""
+    """A digest of what Spark had planned for the batch; empty where that could not be read."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -118,6 +122,7 @@ class Decision:
         assert all(each.transactional_id.startswith(self.batch.prefix) for each in self.prepared)
         rows = [[each.transactional_id[start:], each.producer_id, each.producer_epoch] for each in self.prepared]
         told = {"version": _VERSION, "batch": self.batch.number, "run": self.batch.run, "before": self.before}
+        told |= {"plan": self.plan} if self.plan else {}
         return json.dumps({**told, "prepared": rows}, separators=(",", ":")).encode()
 
     @classmethod
@@ -131,7 +136,7 @@ class Decision:
                 PreparedTransaction(batch.prefix + name, producer_id, epoch)
                 for name, producer_id, epoch in told["prepared"]
             )
-            return cls(batch, prepared, tuple(told["before"]))
+            return cls(batch, prepared, tuple(told["before"]), str(told.get("plan", "")))
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptBatch(f"decision of {query!r} cannot be read: {error!r}") from None
 
@@ -165,7 +170,14 @@ def judge(known: Known, batch: Batch) -> Verdict:
     return Verdict.DECIDED if known.batch.number == batch.number else Verdict.OPEN
 
 
-def decide(known: Known, batch: Batch, prepared: Iterable[PreparedTransaction]) -> Decision:
+def is_another(known: Known, batch: Batch, plan: str) -> bool:
+    """Whether what was decided under the number of a batch were other rows, as far as both plans are known."""
+    if not isinstance(known, Decision) or known.batch.number != batch.number:
+        return False
+    return bool(plan and known.plan) and plan != known.plan
+
+
+def decide(known: Known, batch: Batch, prepared: Iterable[PreparedTransaction], plan: str = "") -> Decision:
     """The decision on an open batch; runs of earlier decisions are superseded by it."""
     assert judge(known, batch) is Verdict.OPEN
     before: tuple[str, ...] = ()
@@ -174,7 +186,7 @@ def decide(known: Known, batch: Batch, prepared: Iterable[PreparedTransaction]) 
         runs.pop(batch.run, None)
         runs.pop(NO_RUN, None)
         before = tuple(runs)[:BEFORE_MAX]
-    return Decision(batch, tuple(prepared), before)
+    return Decision(batch, tuple(prepared), before, plan)
 
 
 def retire(known: Decision | None, query: str, runs: Iterable[str]) -> Decision:

@@ -16,6 +16,7 @@ a task that Spark runs again, or a micro-batch repeated after a restart, writes 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import uuid
@@ -155,7 +156,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         prepared = _prepared(messages)
         if self._batch is not None and (prepared or self._options.write_id):
-            _commit(self._options, self._batch, prepared, last=not self._options.write_id)
+            _commit(self._options, self._batch, prepared, "", last=not self._options.write_id)
             # No other batch has its run; the process may live on for many writes.
             sink_commits.let_go(self._options.bootstrap, self._batch)
 
@@ -184,7 +185,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         batch = _batch_of(messages)
         if batch is not None:
-            _commit(self._options, batch, _prepared(messages), last=False)
+            plan = _plan_at(self._options.checkpoint, batchId)
+            _commit(self._options, batch, _prepared(messages), plan, last=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """A query that is stopped in the middle of a batch has no messages: then its checkpoint tells which it is."""
@@ -212,8 +214,8 @@ def _prepared(messages: Iterable[WriterCommitMessage | None]) -> list[PreparedTr
     return [each.prepared for each in messages if isinstance(each, Written) and each.prepared is not None]
 
 
-def _commit(chosen: SinkOptions, batch: Batch, prepared: list[PreparedTransaction], *, last: bool) -> None:
-    sink_commits.commit(chosen.bootstrap, batch, prepared, last=last, timeout_ms=chosen.timeout_ms)
+def _commit(chosen: SinkOptions, batch: Batch, prepared: list[PreparedTransaction], plan: str, *, last: bool) -> None:
+    sink_commits.commit(chosen.bootstrap, batch, prepared, last=last, timeout_ms=chosen.timeout_ms, plan=plan)
 
 
 def _abort(chosen: SinkOptions, batch: Batch, messages: Iterable[WriterCommitMessage | None], *, last: bool) -> None:
@@ -222,12 +224,30 @@ def _abort(chosen: SinkOptions, batch: Batch, messages: Iterable[WriterCommitMes
 
 def _query_at(checkpoint: str) -> str:
     """The id that Spark keeps in a checkpoint, if this process can read it."""
+    return str(json.loads(_kept(checkpoint, "metadata"))["id"])
+
+
+def _plan_at(checkpoint: str, batch: int) -> str:
+    """A digest of where the sources of a batch end, by Spark's log of offsets: a version, a line about the query, and
+    one for each source. A batch that is run again is not planned anew. Empty if this process cannot read it."""
+    if not checkpoint:
+        return ""
+    try:
+        ends = _kept(checkpoint, f"offsets/{batch}").splitlines()[2:]
+    except (OSError, ValueError) as error:
+        log.info("of batch %d is not known what Spark has planned: %s", batch, error)
+        return ""
+    return hashlib.sha256(b"\n".join(ends)).hexdigest()[:16]
+
+
+def _kept(checkpoint: str, name: str) -> bytes:
     if "://" in checkpoint:
         files, path = pa_fs.FileSystem.from_uri(checkpoint)
     else:
         files, path = pa_fs.LocalFileSystem(), checkpoint.removeprefix("file:")
-    with files.open_input_stream(f"{path.rstrip('/')}/metadata") as file:
-        return str(json.loads(file.read())["id"])
+    with files.open_input_stream(f"{path.rstrip('/')}/{name}") as file:
+        found: bytes = file.read()
+        return found
 
 
 def prepare_batch(chosen: SinkOptions, batch: Batch) -> bool:

@@ -48,6 +48,7 @@ from headrace.spark.decisions import (
     Verdict,
     attempts_pattern,
     decide,
+    is_another,
     judge,
     query_of,
     retire,
@@ -65,6 +66,9 @@ KILLED_WITHIN_S: Final = 3.0
 LOOK_AGAIN_S: Final = 0.25
 ONGOING: Final = "Ongoing"
 _COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
+_OLDER: Final = (
+    "is an older one, or was emptied in part; give it a new checkpoint, with the offsets from which to go on"
+)
 
 
 class AnotherDriver(HeadraceError):
@@ -77,6 +81,10 @@ class CommitLost(HeadraceError):
 
 class DecisionLost(HeadraceError):
     """What was decided of a batch is gone from where it was written."""
+
+
+class OtherRows(HeadraceError):
+    """A batch has the number of one that is decided, and is another."""
 
 
 class SinkDriver:
@@ -109,13 +117,18 @@ class SinkDriver:
     def close(self) -> None:
         self._writer.close()
 
-    def commit(self, cluster: Cluster, batch: Batch, prepared: Sequence[PreparedTransaction]) -> None:
+    def commit(self, cluster: Cluster, batch: Batch, prepared: Sequence[PreparedTransaction], plan: str) -> None:
         """The rows of the batch count when this returns: these, or those that were decided on before."""
+        if is_another(self.known, batch, plan):
+            raise OtherRows(
+                f"batch {batch.number} of this query was committed before, with other offsets than it has now, so "
+                f"nothing of it is written: its checkpoint {_OLDER}"
+            )
         if judge(self.known, batch) is Verdict.OPEN:
             faults.reached("sink-written", batch.number)
             self._check_undecided(cluster, batch)
             _check_open(cluster, prepared)
-            decision = decide(self.known, batch, prepared)
+            decision = decide(self.known, batch, prepared, plan)
             self._writer.write(decision)
             self.known = decision
             faults.reached("sink-decided", batch.number)
@@ -213,8 +226,7 @@ def _told(known: Decision, batch: Batch) -> str:
         )
     return (
         f"batch {batch.number} comes after batch {known.batch.number} of this query was committed, so nothing of it is "
-        "written: its checkpoint is an older one, or was emptied in part, or another driver runs the query; give it a "
-        "new checkpoint, with the offsets from which to go on"
+        f"written: another driver runs the query, or its checkpoint {_OLDER}"
     )
 
 
@@ -273,23 +285,29 @@ def let_go(bootstrap: str, batch: Batch) -> None:
 
 
 def commit(
-    bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], *, last: bool, timeout_ms: int
+    bootstrap: str,
+    batch: Batch,
+    prepared: Sequence[PreparedTransaction],
+    *,
+    last: bool,
+    timeout_ms: int,
+    plan: str = "",
 ) -> None:
     """Let a batch count. `last` if its query has no other one: then nothing is remembered of it, unless it is named."""
     try:
         try:
-            _commit(bootstrap, batch, prepared, last=last, timeout_ms=timeout_ms)
+            _commit(bootstrap, batch, prepared, plan, last=last, timeout_ms=timeout_ms)
         except (TransactionFenced, TransactionFailed):
             # Taken over by another one, or too slow: who takes over again knows which.
             let_go(bootstrap, batch)
-            _commit(bootstrap, batch, prepared, last=last, timeout_ms=timeout_ms)
+            _commit(bootstrap, batch, prepared, plan, last=last, timeout_ms=timeout_ms)
     except BaseException:
         let_go(bootstrap, batch)
         raise
 
 
 def _commit(
-    bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], *, last: bool, timeout_ms: int
+    bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], plan: str, *, last: bool, timeout_ms: int
 ) -> None:
     with cluster_at(bootstrap, timeout_ms, patient=True) as cluster:
         try:
@@ -297,7 +315,7 @@ def _commit(
         except AnotherDriver:
             _abort_own(cluster, batch, prepared, timeout_ms)
             raise
-        driver.commit(cluster, batch, prepared)
+        driver.commit(cluster, batch, prepared, plan)
         driver.sweep(cluster, batch.query, whole=is_new or last)
         if last:
             driver.drop()
