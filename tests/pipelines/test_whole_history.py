@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from clients.topics import create_topic
 from headrace.arrow.history import History
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.operations import delete_records
-from headrace.errors import OffsetOutOfRange, OperatorError, SettingError
+from headrace.errors import HeadraceError, OffsetOutOfRange, OperatorError, SettingError
 from headrace.pipelines import archive
 from pipelines.archived_world import PARTITIONS, World
 from pipelines.archives import produce, topic_rows, values
@@ -60,6 +62,74 @@ def test_a_history_begins_at_a_time_wherever_that_is(broker: Broker, tmp_path: P
     for at in (every[0], every[len(every) // 3], every[2 * len(every) // 3], every[-1]):
         expected = {n: [row for row in rows if row[1] >= at] for n, rows in world.written.items()}
         assert world.read(start=at) == {n: rows for n, rows in expected.items() if rows}
+
+
+@proves("S12")
+def test_what_was_there_before_an_archive_began_is_read_of_the_broker(
+    broker: Broker, tmp_path: Path, seed: int, spark: SparkSession
+) -> None:
+    """As with --starting latest; of one partition the archive has no record yet."""
+    world = World(broker, tmp_path / "a", random.Random(seed))
+    while any(len(world.written[n]) < 10 for n in range(PARTITIONS)):
+        world.produce()
+    began = {n: len(rows) for n, rows in world.written.items()}
+    world.archived = dict(began)
+    world.produce()
+    while not any(world.archived[n] > began[n] for n in range(PARTITIONS)):
+        world.archive()
+    world.produce()
+    read = spark.read.format("headrace").options(
+        bootstrap=broker.bootstrap, subscribe=world.topic, history=str(world.folder)
+    )
+
+    def check(gone: int, at: datetime.datetime | None = None) -> None:
+        expected = {n: [row for row in rows[gone:] if at is None or row[1] >= at] for n, rows in world.written.items()}
+        expected = {n: rows for n, rows in expected.items() if rows}
+        assert world.read(**({} if at is None else {"start": at})) == expected
+        since = {} if at is None else {"startingTimestamp": str(round(at.timestamp() * 1000))}
+        rows = read.options(**since).load().select("partition", "offset").collect()
+        assert sorted(map(tuple, rows)) == sorted((n, row[0]) for n, rows in expected.items() for row in rows)
+
+    check(0)
+    with Cluster(world.bootstrap) as cluster:
+        delete_records(cluster, world.topic, dict.fromkeys(range(PARTITIONS), 5))
+    check(5)
+    check(5, at=max(world.written[n][7][1] for n in range(PARTITIONS)))
+    with pytest.raises(OffsetOutOfRange):
+        world.read(start=0)
+
+
+@proves("S12")
+def test_what_is_deleted_before_an_archive_began_while_a_task_reads_is_a_loss(
+    broker: Broker, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.spark.source import HeadraceSource
+
+    world = World(broker, tmp_path / "a", random.Random(seed))
+    while any(len(world.written[n]) < 10 for n in range(PARTITIONS)):
+        world.produce()
+    world.archived = {n: len(rows) - 3 for n, rows in world.written.items()}
+    began = dict(world.archived)
+    while any(world.archived[n] < len(world.written[n]) for n in range(PARTITIONS)):
+        world.archive()
+    options = {"bootstrap": broker.bootstrap, "subscribe": world.topic, "history": str(world.folder)}
+    monkeypatch.setenv("PYTHON_UNIX_DOMAIN_ENABLED", "true")
+
+    def planned(**how: str) -> tuple[Any, Sequence[Any]]:
+        source = HeadraceSource({**options, **how})
+        reader = source.reader(source.schema())
+        return reader, reader.partitions()
+
+    (strict, its), (lenient, others) = planned(), planned(failOnDataLoss="false")
+    with Cluster(world.bootstrap) as cluster:
+        delete_records(cluster, world.topic, {n: len(rows) for n, rows in world.written.items()})
+    early = next(split for split in its if getattr(split, "first_offset", None) == 0)
+    with pytest.raises(HeadraceError, match="begins after that"):
+        list(strict.read(early))
+    batches = [pa.record_batch(rows) for split in others for rows in lenient.read(split)]
+    found = [(row["partition"], row["offset"]) for rows in batches for row in rows.to_pylist()]
+    ends = {n: len(rows) for n, rows in world.written.items()}
+    assert sorted(found) == [(n, offset) for n in range(PARTITIONS) for offset in range(began[n], ends[n])]
 
 
 def test_what_neither_has_is_told(broker: Broker, tmp_path: Path, seed: int) -> None:

@@ -5,6 +5,9 @@ archived. Whoever reads the files that it lists below its cuts, and the broker f
 also while the archive goes on, and while the broker deletes what is archived. Records that could not be decoded when
 they were archived are read from where they were put aside; they have no `timestampType`.
 
+An archive may have begun later than the broker's log (`pipeline archive --starting latest`): what comes before its
+first record of a partition (`begin`) is the broker's alone.
+
 Behind the last record of a partition there may be markers of transactions, and records of aborted ones, which nobody
 archives, and a broker deletes them too. So the cut is where Spark's last finished batch ended, if that is later.
 
@@ -77,6 +80,7 @@ class History:
             for place, offset in table.next_offsets().items():
                 self.ends[place] = max(self.ends.get(place, 0), offset)
         self._files = [(table, file) for table in self._tables for file in table.files()]
+        self._starts: dict[Place, int] | None = None
 
     def check(self, ids: Mapping[str, str], columns: Iterable[str]) -> None:
         """SettingError unless these columns can be had; OperatorError if a topic is not that which was archived."""
@@ -104,11 +108,16 @@ class History:
 
     def starts(self) -> dict[Place, int]:
         """The first offset of each partition that is archived."""
-        found: dict[Place, int] = {}
-        for table, file in self._files:
-            for place, offset in _firsts(table.root, file):
-                found[place] = min(found.get(place, offset), offset)
-        return found
+        if self._starts is None:
+            self._starts = {}
+            for table, file in self._files:
+                for place, offset in _firsts(table.root, file):
+                    self._starts[place] = min(self._starts.get(place, offset), offset)
+        return self._starts
+
+    def begin(self, place: Place) -> int:
+        """Before which nothing of a partition is archived."""
+        return self.starts().get(place, self.ends.get(place, 0))
 
     def first_at(self, place: Place, at_ms: int) -> int | None:
         """The offset of the first record not before a time; None if none of those archived is."""

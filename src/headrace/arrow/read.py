@@ -57,9 +57,12 @@ def read(
     retry, chosen = Retry(within_ms=timeout_ms), isolation_of(isolation)
     if history is not None and chosen is Isolation.UNCOMMITTED:
         raise ValueError("history and isolation='uncommitted' do not go together: an archive has what is committed")
+    early: dict[int, int] = {}
     with Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls, isolation=chosen) as cluster:
         chosen_partitions = _chosen(cluster, topic, partitions, start, end)
-        past = None if history is None else _history(cluster, history, topic, chosen_partitions, columns)
+        past = None
+        if history is not None:
+            past, early = _history(cluster, history, topic, chosen_partitions, columns)
         spans = _spans(cluster, topic, chosen_partitions, start, end, past)
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -68,7 +71,12 @@ def read(
                 if past is None:
                     yield from read_span(cluster, span, columns, batch_rows)
                 else:
-                    yield from _read_both(cluster, past, span, columns, batch_rows)
+                    began = early.get(span.partition, 0)
+                    if span.first_offset < began:
+                        before = replace(span, next_offset=min(began, span.next_offset))
+                        yield from read_span(cluster, before, columns, batch_rows)
+                    rest = replace(span, first_offset=max(began, span.first_offset))
+                    yield from _read_both(cluster, past, rest, columns, batch_rows)
 
     return pa.RecordBatchReader.from_batches(schema(columns), rows())
 
@@ -83,16 +91,18 @@ def read_span(
 
 def _history(
     cluster: Cluster, folder: str | Path, topic: str, partitions: list[int], columns: Sequence[str]
-) -> History:
+) -> tuple[History, dict[int, int]]:
+    """The archive, and where it began, of the partitions of which the broker has what came before."""
     from headrace.arrow.history import covering
 
     def log_starts() -> dict[tuple[str, int], int]:
         listed = list_offsets(cluster, topic, dict.fromkeys(partitions, EARLIEST))
         return {(topic, partition): found.offset for partition, found in listed.items()}
 
-    past, _ = covering(folder, log_starts)
+    past, starts = covering(folder, log_starts)
     past.check({topic: cluster.topic(topic).topic_id.hex()}, columns)
-    return past
+    begins = {place: past.begin(place) for place in starts}
+    return past, {place[1]: begin for place, begin in begins.items() if starts[place] < begin}
 
 
 def _read_both(
@@ -155,7 +165,7 @@ def _archived_starts(past: History, topic: str, starts: Mapping[int, int], start
     if isinstance(start, datetime.datetime):
         at_ms = round(start.timestamp() * 1000)
         found = {n: past.first_at((topic, n), at_ms) for n in starts}
-        return {n: offset for n, offset in found.items() if offset is not None}
+        return {n: min(offset, starts[n]) for n, offset in found.items() if offset is not None}
     if start == "latest":
         return {}
     firsts = past.starts()

@@ -50,14 +50,23 @@ class Past:
     def first_at(self, place: Place, at_ms: int) -> int | None:
         return self._history.first_at(place, at_ms)
 
-    def divide(self, spans: Bounds, *, fail: bool, only_deleted: bool = False) -> tuple[Bounds, Bounds]:
-        """What is read of the archive, and what of the broker; with `only_deleted` the broker is asked for all that it
-        has. What neither has is reported."""
+    def began_late(self, place: Place) -> bool:
+        """Whether the broker has, or had, records from before the archive began."""
+        return self.log_starts.get(place, 0) < self._history.begin(place)
+
+    def divide(self, spans: Bounds, *, fail: bool, only_deleted: bool = False) -> tuple[Bounds, tuple[Bounds, Bounds]]:
+        """What is read of the archive, and what of the broker, before and after that; with `only_deleted` the broker is
+        asked for all that it has. What neither has is reported."""
         archived: dict[Place, tuple[int, int]] = {}
+        early: dict[Place, tuple[int, int]] = {}
         live: dict[Place, tuple[int, int]] = {}
         gone: list[str] = []
         for place, (first, end) in spans.items():
             cut, log_start = min(end, self._history.ends.get(place, 0)), self.log_starts.get(place, 0)
+            begin = min(end, self._history.begin(place))
+            if self.began_late(place) and log_start <= first < begin:
+                early[place] = first, begin
+                first = begin
             if first < cut and not (only_deleted and first >= log_start):
                 archived[place] = first, cut
                 first = cut
@@ -67,7 +76,7 @@ class Past:
             if first < end:
                 live[place] = first, end
         loss.report(gone, fail=fail)
-        return archived, live
+        return archived, (early, live)
 
     def splits(self, spans: Bounds, from_ms: int | None = None) -> list[HistorySplit]:
         """The archived spans, cut for tasks."""
@@ -95,12 +104,15 @@ def read(split: HistorySplit, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
 
 
 def archived_since(
-    folder: str, place: Place, first: int, end: int, columns: tuple[str, ...]
+    folder: str, place: Place, first: int, end: int, columns: tuple[str, ...], *, fail: bool
 ) -> Iterator[pa.RecordBatch] | None:
     """Rows that a broker has deleted before they were read there, from the newest version of the archive; None if that
-    has not all of them."""
+    has not come so far. What was deleted from before the archive began is reported."""
     history = History(folder)
     if history.ends.get(place, 0) < end:
         return None
+    begin = min(end, history.begin(place))
+    if first < begin:
+        loss.report([f"{loss.deleted(place, first, begin, begin)}, and {folder} begins after that"], fail=fail)
     parts = history.parts(place[0], {place[1]: (first, end)})
     return (rows for part in parts for rows in read_part(part, columns))

@@ -125,12 +125,18 @@ def resolve(
 def first_at(cluster: Cluster, times_ms: Mapping[Place, int], past: Past | None = None) -> dict[Place, int | None]:
     """The offset of the first record not before a time, None where there is no such record."""
     archived = {place: past.first_at(place, at_ms) for place, at_ms in times_ms.items()} if past is not None else {}
-    rest = {place: at_ms for place, at_ms in times_ms.items() if archived.get(place) is None}
-    return archived | {
-        (topic, number): None if timed.offset < 0 else timed.offset
-        for topic, numbers in by_topic(rest).items()
-        for number, timed in list_offsets(cluster, topic, {n: rest[topic, n] for n in numbers}).items()
+    rest = {
+        place: at_ms
+        for place, at_ms in times_ms.items()
+        if archived.get(place) is None or (past is not None and past.began_late(place))
     }
+    found = dict(archived)
+    for topic, numbers in by_topic(rest).items():
+        for number, timed in list_offsets(cluster, topic, {n: rest[topic, n] for n in numbers}).items():
+            known = archived.get((topic, number))
+            live = None if timed.offset < 0 else timed.offset
+            found[topic, number] = live if known is None else known if live is None else min(known, live)
+    return found
 
 
 def _at_times(
@@ -168,6 +174,19 @@ def _checked(cluster: Cluster, given: Mapping[Place, int], name: str, past: Past
                 f"to {ends[topic, partition]}"
             )
     return found
+
+
+def cut_all(
+    cluster: Cluster,
+    ids: Mapping[str, str],
+    spans: Iterable[Mapping[Place, tuple[int, int]]],
+    *,
+    min_partitions: int | None,
+    max_records: int | None,
+) -> list[Split]:
+    """Of several lists of spans, where a partition may be in each."""
+    how = {"min_partitions": min_partitions, "max_records": max_records}
+    return [split for each in spans for split in cut(cluster, ids, each, **how)]
 
 
 def cut(

@@ -121,11 +121,12 @@ class BatchReader(DataSourceReader):
             found = plan.find(cluster, chosen.topics)
             past = past_of(cluster, chosen, found)
             spans = self._filtered(cluster, self._bounds(cluster, found.places, past), past)
+            of_broker: tuple[Mapping[Place, tuple[int, int]], ...] = (spans,)
             if past is not None:
-                of_archive, spans = past.divide(spans, fail=chosen.fail_on_data_loss)
+                of_archive, of_broker = past.divide(spans, fail=chosen.fail_on_data_loss)
                 archived += past.splits(of_archive, self._pushed.from_ms)
-            splits = plan.cut(
-                cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
+            splits = plan.cut_all(
+                cluster, found.ids, of_broker, min_partitions=chosen.min_partitions, max_records=chosen.max_records
             )
         # Without any, Spark would make one of its own.
         return [*archived, *splits] or [Split("", 0, 0, 0, "")]

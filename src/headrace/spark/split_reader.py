@@ -57,8 +57,8 @@ def _read(options: SourceOptions, split: Split) -> Iterator[pa.RecordBatch]:
                 if options.history and (reached := _deleted_up_to(cluster, split, at, end)) > at:
                     from headrace.spark.history import archived_since
 
-                    place = split.topic, split.partition
-                    rows = archived_since(options.history, place, at, reached, options.columns)
+                    place, fail = (split.topic, split.partition), options.fail_on_data_loss
+                    rows = archived_since(options.history, place, at, reached, options.columns, fail=fail)
                     if rows is not None:
                         yield from rows
                         at = reached

@@ -125,13 +125,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             past = self._past(cluster, found, before, log_starts)
             if past is not None:
                 log_starts |= {place: floor for place, floor in past.floors().items() if place in log_starts}
-            spans: Mapping[Place, tuple[int, int]]
             spans = loss.spans(before, after, found, log_starts, fail=chosen.fail_on_data_loss)
+            of_broker: tuple[Mapping[Place, tuple[int, int]], ...] = (spans,)
             if past is not None:
-                of_archive, spans = past.divide(spans, fail=chosen.fail_on_data_loss, only_deleted=True)
+                of_archive, of_broker = past.divide(spans, fail=chosen.fail_on_data_loss, only_deleted=True)
                 archived += past.splits(of_archive)
-            splits = plan.cut(
-                cluster, found.ids, spans, min_partitions=chosen.min_partitions, max_records=chosen.max_records
+            splits = plan.cut_all(
+                cluster, found.ids, of_broker, min_partitions=chosen.min_partitions, max_records=chosen.max_records
             )
         return [*archived, *splits]
 
