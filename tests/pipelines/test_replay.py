@@ -170,6 +170,8 @@ def test_a_replay_may_be_of_some_records(world: World, monkeypatch: pytest.Monke
     assert keys(key=b"k7") == [b"k7"]
     aside = keys(dead_letters=True)
     assert 0 < len(aside) < len(every)
+    late = {row[2] for rows in world.written.values() for row in rows[10:]}
+    assert set(keys(dead_letters=True, where="\"offset\" >= 10 and reason = 'bad'")) == late & set(aside)
     found = keys(where='"offset" < 10 and "partition" = 1')
     assert set(found) == {row[2] for row in world.written[1][:10]} - set(aside)
     with pytest.raises(SettingError, match="cannot be asked"):

@@ -142,11 +142,13 @@ class History:
         ]
         return min(starts, default=None)
 
-    def chosen_offsets(self, place: Place, span: tuple[int, int], where: str) -> pa.ChunkedArray:
-        """Offsets of the records in a span of which a condition in SQL is true; not of those put aside."""
+    def chosen_offsets(
+        self, place: Place, span: tuple[int, int], where: str, *, put_aside: bool = False
+    ) -> pa.ChunkedArray:
+        """Offsets of records in a span of which a condition in SQL is true; of those put aside, or of the others."""
         from deltalake import QueryBuilder
 
-        records = self._tables[0]
+        records = self._tables[1 if put_aside else 0]
         if not isinstance(records, DeltaVersion):
             raise SettingError(f"a condition in SQL needs a Delta archive, and {self.folder} is in Iceberg")
         topic = place[0].replace("'", "''")

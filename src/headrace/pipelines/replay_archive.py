@@ -152,7 +152,8 @@ class ArchiveSource:
         rows = pa.Table.from_batches(found).sort_by("offset")
         chosen = chosen_rows(rows, from_ms, until_ms, options.key)
         if options.where is not None:
-            offsets = self._history.chosen_offsets((options.topic, partition), span, options.where)
+            place, aside = (options.topic, partition), options.dead_letters
+            offsets = self._history.chosen_offsets(place, span, options.where, put_aside=aside)
             chosen.append(pc.is_in(rows["offset"], value_set=offsets.combine_chunks()))
         return rows.filter(reduce(pc.and_, chosen)) if chosen else rows
 
