@@ -161,13 +161,45 @@ def test_snapshots_that_expire_take_no_batch_with_them(archive: Archive) -> None
     before = len(list(metadata.glob("*.avro")))
     now = datetime.datetime.now(datetime.UTC)
     assert iceberg_tables.expire(archive.folder, RECORDS, now - datetime.timedelta(hours=1)) == 0
-    assert iceberg_tables.expire(archive.folder, RECORDS, now + datetime.timedelta(hours=1)) == 3
-    assert len(archive.table().snapshots()) == 1
-    assert len(list(metadata.glob("*.avro"))) == before - 3
+    assert iceberg_tables.expire(archive.folder, RECORDS, now + datetime.timedelta(hours=1)) == 2
+    assert len(archive.table().snapshots()) == 2
+    assert len(list(metadata.glob("*.avro"))) == before - 2
     archive.commit(3, rows(30, 10))
     archive.commit(1, rows(10, 10))
     archive.commit(4, rows(40, 10))
     assert archive.offsets() == list(range(50))
+
+
+@proves("S12", "S13")
+def test_snapshots_that_expire_between_two_tables_take_nothing_from_the_history(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead letters are rare: those before may be older than snapshots are kept."""
+    archive.commit(0, rows(0, 10, bad=3))
+
+    def crash(point: str, batch: int) -> None:
+        if point == "dead-committed":
+            raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headrace.spark.faults.reached", crash)
+        with pytest.raises(Crash):
+            archive.commit(1, rows(10, 10, bad=3))
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    for name in (RECORDS, DEAD_LETTERS):
+        iceberg_tables.expire(archive.folder, name, later)
+
+    def offsets() -> list[int]:
+        parts = History(archive.folder).parts("t", {0: (0, 100)})
+        return sorted(n for part in parts for rows in read_part(part, ["offset"]) for n in rows["offset"].to_pylist())
+
+    assert offsets() == list(range(10))
+    dead = archive.table(DEAD_LETTERS)
+    dead.maintenance.expire_snapshots().older_than(later).commit()
+    with pytest.raises(OperatorError, match="in the middle of a batch, and the snapshot before that has expired"):
+        offsets()
+    archive.commit(1, rows(10, 10, bad=3))
+    assert offsets() == list(range(20))
 
 
 @proves("S13")

@@ -190,9 +190,19 @@ class IcebergVersion:
             if writer is not None and is_known(writer):
                 break
             if writer is not None:
-                parent = snapshot.parent_snapshot_id
-                self._snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+                self._snapshot = self._parent(snapshot)
         return self
+
+    def _parent(self, snapshot: Snapshot) -> Snapshot | None:
+        number = snapshot.parent_snapshot_id
+        found = None if number is None else self._table.snapshot_by_id(number)
+        # Who expires a snapshot takes its number from those that follow.
+        if found is None and (snapshot.sequence_number or 0) > 1:
+            raise OperatorError(
+                f"{self.root} is in the middle of a batch, and the snapshot before that has expired; run the archive "
+                "once more, which brings the batch to its end"
+            )
+        return found
 
     def _ancestors(self) -> Iterator[Snapshot]:
         at = self._snapshot

@@ -203,7 +203,11 @@ def _as_bytes(schema: Schema, field_id: int, value: Any) -> bytes:
 
 
 def expire(folder: Path, name: str, older_than: datetime) -> int:
-    """Forget snapshots, except the current one, and remove the metadata that only they had. How many."""
+    """Forget snapshots, except the last two, and remove the metadata that only they had. How many.
+
+    The one before the current is that which readers of the history are at between the commits of a batch to its two
+    tables, however old it is.
+    """
     known = iceberg.where(folder)
     assert known is not None
     with iceberg.catalog(folder, known, WRITING) as opened:
@@ -212,8 +216,14 @@ def expire(folder: Path, name: str, older_than: datetime) -> int:
             return 0
         before = list(table.metadata.snapshots)
         metadata = {one.snapshot_id: _metadata_files(table, one) for one in before}
+        current = table.current_snapshot()
+        kept = {current.parent_snapshot_id} if current is not None else set()
+        kept |= {named.snapshot_id for named in table.metadata.refs.values()}
+        old = [one.snapshot_id for one in before if one.timestamp_ms < older_than.timestamp() * 1000]
+        if not (going := [number for number in old if number not in kept]):
+            return 0
         with suppress(CommitFailedException):
-            table.maintenance.expire_snapshots().older_than(older_than).commit()
+            table.maintenance.expire_snapshots().by_ids(going).commit()
         left = {one.snapshot_id for one in opened.load_table(f"{known.namespace}.{name}").metadata.snapshots}
         needed = {path for number in left & metadata.keys() for path in metadata[number]}
         gone = metadata.keys() - left
