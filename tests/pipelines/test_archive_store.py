@@ -28,6 +28,7 @@ from headrace.arrow.locations import ObjectPath, location
 from headrace.errors import OperatorError
 from headrace.pipelines import archive_tables, delta
 from headrace.pipelines.archive_files import FileSet
+from headrace.pipelines.archive_sink import ArchiveWriter, FilesWritten
 from headrace.pipelines.archive_state import CHECKPOINT
 from headrace.pipelines.archive_tables import RECORDS
 from headrace.spark.faults import VARIABLE
@@ -113,6 +114,27 @@ def test_of_many_that_commit_the_same_offsets_at_once_one_does(place: Path) -> N
     table = DeltaTable(str(place / RECORDS))
     assert table.version() == 1
     assert table.to_pyarrow_table()["offset"].to_pylist() == list(range(100))
+
+
+@proves("S4", "S14")
+def test_a_commit_that_comes_after_its_batch_was_given_up_has_its_files(place: Path) -> None:
+    """The request was under way when its answer was not waited for any longer."""
+    archive_tables.make_records(place / RECORDS)
+    writer = ArchiveWriter(place, "q", delta.to_spark(pa.schema([("topic", pa.string()), *INSIDE])))
+
+    def written() -> FilesWritten:
+        files = FileSet(place / RECORDS, f"q-00000000-{uuid.uuid4().hex[:5]}", INSIDE, by_date=True)
+        files.add(rows(0, 100))
+        return FilesWritten(tuple(files.close()), ())
+
+    late = written()
+    writer.abort([late], 0)
+    delta.append(place / RECORDS, [file.add_action() for file in late.records], app_id="q", app_version=0)
+    writer.commit([written()], 0)
+    assert DeltaTable(str(place / RECORDS)).to_pyarrow_table()["offset"].to_pylist() == list(range(100))
+    assert len(list((place / RECORDS).rglob("*.parquet"))) == 1, "the second run has cleared up"
+    writer.abort([written()], 1)
+    assert archive_tables.sweep(place, "q") == 1
 
 
 @proves("S4", "S14")

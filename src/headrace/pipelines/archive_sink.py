@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.arrow import iceberg
 from headrace.arrow.history import DeltaVersion
+from headrace.arrow.locations import ObjectPath
 from headrace.arrow.table_version import TableVersion
 from headrace.errors import OperatorError
 from headrace.pipelines import archive_tables, delta
@@ -108,7 +109,7 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         faults.reached("table-committed", batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        if self._is_iceberg:
+        if self._is_iceberg or isinstance(self._archive, ObjectPath):
             # A commit whose answer was lost may still come; the batch's second run clears up.
             return
         for name, files in zip((RECORDS, DEAD_LETTERS), files_of(messages), strict=True):
