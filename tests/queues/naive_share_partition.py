@@ -1,0 +1,206 @@
+"""The rules of a share partition as one dict with an entry for each offset, and nothing clever: what the real one is
+compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from headrace.errors import ErrorCode
+from headrace.queues.messages import (
+    AcknowledgementBatch,
+    AcknowledgeType,
+    DeliveryState,
+    Reason,
+    ShareGroupConfig,
+    ShareState,
+)
+from headrace.queues.share_partition import FoundBatch
+
+FINAL = (DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED)
+
+
+@dataclass(frozen=True)
+class Offset:
+    state: DeliveryState = DeliveryState.AVAILABLE
+    count: int = 0
+    member: str = ""
+    until_ms: int = 0
+
+
+NEW = Offset()
+
+
+@dataclass
+class NaiveSharePartition:
+    config: ShareGroupConfig
+    start: int = 0
+    next: int = 0
+    offsets: dict[int, Offset] = field(default_factory=dict)
+    archived: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
+
+    def copy(self) -> NaiveSharePartition:
+        return replace(self, offsets=dict(self.offsets), archived=dict(self.archived))
+
+    def at(self, offset: int) -> Offset:
+        return self.offsets.get(offset, NEW)
+
+    def first_available(self) -> int:
+        return next((at for at in range(self.start, self.next) if self.is_available(at)), self.next)
+
+    def is_available(self, offset: int) -> bool:
+        return self.at(offset).state == DeliveryState.AVAILABLE
+
+    def acquire(
+        self,
+        member: str,
+        from_offset: int,
+        found: Sequence[FoundBatch],
+        most: int,
+        until_ms: int,
+        *,
+        record_limit: bool,
+    ) -> list[tuple[int, int]]:
+        """Offsets and their delivery counts."""
+        taken: list[tuple[int, int]] = []
+        position = from_offset
+        for base, last, is_data in found:
+            stop = len(taken) >= most or (base >= self.next and self.next - self.start >= self.config.record_locks_max)
+            if last < position:
+                continue
+            if stop:
+                break
+            self._archive_gap(range(position, base))
+            position = max(position, base)
+            if not is_data:
+                self._archive_gap(range(position, last + 1))
+            elif self._take(taken, range(position, last + 1), member, most, until_ms, record_limit=record_limit):
+                break
+            position = last + 1
+        self._advance()
+        return taken
+
+    def _take(
+        self,
+        taken: list[tuple[int, int]],
+        offsets: range,
+        member: str,
+        most: int,
+        until_ms: int,
+        *,
+        record_limit: bool,
+    ) -> bool:
+        """True: that is all."""
+        began_at, locks = self.next, self.config.record_locks_max
+        for offset in offsets:
+            if offset == began_at and self.next - self.start >= locks:
+                return True
+            if not self.is_available(offset):
+                continue
+            if record_limit and (len(taken) >= most or (offset >= began_at and offset - self.start >= locks)):
+                return True
+            count = self.at(offset).count + 1
+            alone = self.config.delivery_count_limit >= 3 and count == self.config.delivery_count_limit
+            if alone and taken:
+                return True
+            taken.append((offset, count))
+            self.offsets[offset] = Offset(DeliveryState.ACQUIRED, count, member, until_ms)
+            self.next = max(self.next, offset + 1)
+            if alone:
+                return True
+        return False
+
+    def _archive_gap(self, offsets: range) -> None:
+        for offset in offsets:
+            if self.is_available(offset):
+                self.archived[Reason.GAP] += 1
+                self.offsets[offset] = Offset(DeliveryState.ARCHIVED, self.at(offset).count)
+                self.next = max(self.next, offset + 1)
+
+    def acknowledge(self, member: str, batches: Sequence[AcknowledgementBatch], until_ms: int) -> int:
+        said: dict[int, int] = {}
+        for first, last, types in batches:
+            for offset in range(first, last + 1):
+                said[offset] = types[offset - first if len(types) > 1 else 0]
+        for offset in sorted(said):
+            if offset < self.start:
+                continue
+            if offset >= self.next or self.at(offset).state != DeliveryState.ACQUIRED:
+                return ErrorCode.INVALID_RECORD_STATE
+            if self.at(offset).member != member:
+                return ErrorCode.INVALID_RECORD_STATE
+        for offset, how in said.items():
+            if offset >= self.start:
+                self._acknowledge(offset, how, until_ms)
+        self._advance()
+        return ErrorCode.NONE
+
+    def _acknowledge(self, offset: int, how: int, until_ms: int) -> None:
+        now = self.at(offset)
+        if how == AcknowledgeType.ACCEPT:
+            self.offsets[offset] = Offset(DeliveryState.ACKNOWLEDGED, now.count)
+        elif how == AcknowledgeType.RENEW:
+            self.offsets[offset] = replace(now, until_ms=until_ms)
+        elif how == AcknowledgeType.RELEASE:
+            self._give_back(offset)
+        else:
+            self.archived[Reason.REJECTED if how == AcknowledgeType.REJECT else Reason.GAP] += 1
+            self.offsets[offset] = Offset(DeliveryState.ARCHIVED, now.count)
+
+    def _give_back(self, offset: int) -> None:
+        count = self.at(offset).count
+        if count >= self.config.delivery_count_limit:
+            self.archived[Reason.DELIVERIES] += 1
+            self.offsets[offset] = Offset(DeliveryState.ARCHIVED, count)
+        else:
+            self.offsets[offset] = Offset(DeliveryState.AVAILABLE, count)
+
+    def expire(self, now_ms: int) -> int:
+        acquired = [at for at, each in self.offsets.items() if each.state == DeliveryState.ACQUIRED]
+        expired = [at for at in acquired if self.offsets[at].until_ms <= now_ms]
+        for offset in expired:
+            self._give_back(offset)
+        self._advance()
+        return len(expired)
+
+    def release_member(self, member: str) -> int:
+        its = [at for at, each in self.offsets.items() if each.member == member]
+        for offset in its:
+            self.offsets[offset] = Offset(DeliveryState.AVAILABLE, self.offsets[offset].count - 1)
+        return len(its)
+
+    def log_start(self, offset: int) -> int:
+        gone = sum(self.at(at).state not in FINAL for at in range(self.start, offset))
+        self.archived[Reason.DELETED] += gone
+        if offset > self.start:
+            self.start, self.next = offset, max(self.next, offset)
+            self._advance()
+        return gone
+
+    def log_end(self, offset: int) -> None:
+        for at in range(offset, self.next):
+            self.offsets[at] = NEW
+        self.start = min(self.start, offset)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self.start < self.next and self.at(self.start).state in FINAL:
+            self.start += 1
+        for offset in [at for at in self.offsets if at < self.start]:
+            del self.offsets[offset]
+
+
+@dataclass
+class NaiveKeeper:
+    """What a coordinator makes of what it is told to keep."""
+
+    start: int = 0
+    offsets: dict[int, Offset] = field(default_factory=dict)
+
+    def keep(self, delta: ShareState) -> None:
+        self.start = delta.start_offset
+        for each in delta.batches:
+            for offset in range(each.first_offset, each.last_offset + 1):
+                self.offsets[offset] = Offset(each.state, each.delivery_count, each.member, each.until_ms)
+        for offset in [at for at in self.offsets if at < self.start]:
+            del self.offsets[offset]
