@@ -117,6 +117,20 @@ GROUP_PARTITION_CLOSED: Final = _gauge(
     "partition",
 )
 
+SHARE_PARTITIONS: Final = _gauge("headrace_share_partitions", "Share partitions in memory.")
+SHARE_RECORDS_HELD: Final = _gauge(
+    "headrace_share_records_held", "Records acquired by members, and such as are available again.", "group", "state"
+)
+SHARE_ACQUIRED: Final = _counter("headrace_share_acquired_total", "Records acquired by members.", "group")
+SHARE_REDELIVERED: Final = _counter(
+    "headrace_share_redelivered_total", "Of these, records that had been delivered before.", "group"
+)
+SHARE_ACKNOWLEDGED: Final = _counter("headrace_share_acknowledged_total", "Records accepted by members.", "group")
+SHARE_RELEASED: Final = _counter("headrace_share_released_total", "Records that members gave back.", "group")
+SHARE_EXPIRED: Final = _counter("headrace_share_expired_total", "Records whose lock has expired.", "group")
+SHARE_ARCHIVED: Final = _counter(
+    "headrace_share_archived_total", "Records that are delivered no more, and were not accepted.", "group", "reason"
+)
 TRANSACTIONS: Final = _gauge(
     "headrace_transactions", "Transactional ids that are coordinated here, by the state that they are in.", "state"
 )

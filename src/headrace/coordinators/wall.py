@@ -18,11 +18,12 @@ class Wall:
 
     def latest_ms(self) -> int:
         """For stamps."""
-        return max(self._clock.wall_ms(), self._steady_ms())
+        return max(self._clock.wall_ms(), self.steady_ms())
 
     def earliest_ms(self) -> int:
         """For what has become too old."""
-        return min(self._clock.wall_ms(), self._steady_ms())
+        return min(self._clock.wall_ms(), self.steady_ms())
 
-    def _steady_ms(self) -> int:
+    def steady_ms(self) -> int:
+        """What the wall clock was at the start, plus the time that has passed since: for what lasts a while only."""
         return self._began_ms + round((self._clock.now() - self._began) * 1000)

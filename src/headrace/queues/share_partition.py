@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 from headrace.errors import ErrorCode
 from headrace.queues.messages import (
+    NO_OFFSET,
     AcknowledgementBatch,
     AcknowledgeType,
     AcquiredRecords,
@@ -397,6 +398,10 @@ class SharePartition:
         self._available_from = min(self._available_from, offset)
         self._join(offset, self.next_offset - 1)
         self._advance()
+
+    def keep_start(self) -> None:
+        """The start was only found now."""
+        self._taken_start = NO_OFFSET
 
     def _put_first(self, offset: int) -> None:
         before = _Range(offset, self.start_offset - 1, AVAILABLE, 0, "", 0)

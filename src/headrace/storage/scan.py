@@ -93,10 +93,13 @@ def read_log(file: File, count: int, position: int, least: int | None = None) ->
         raise UnreadableBatch(f"{file.path} at byte {position}: {error.strerror}; mend or replace the disk") from error
 
 
-def walk(file: File, position: int, end: int) -> Headers:
-    """Headers from a position that is known to be a batch's. CorruptBatch says where they stop making sense."""
+def walk(file: File, position: int, end: int, *, may_be_cut: bool = False) -> Headers:
+    """Headers from a position that is known to be a batch's. CorruptBatch says where they stop making sense. The last
+    batch may be cut, if so said, and is left out then."""
     window, window_at, size_bytes = b"", position, 0
     while position < end:
+        if may_be_cut and end - position < HEADER_BYTES:
+            return
         at = position - window_at
         if at + HEADER_BYTES > len(window):
             count = HEADER_BYTES if size_bytes > WALK_LARGE_BATCH_BYTES else WALK_WINDOW_BYTES
@@ -108,6 +111,8 @@ def walk(file: File, position: int, end: int) -> Headers:
             raise CorruptBatch(f"{file.path} at byte {position}: {_because(error)}") from None
         size_bytes = header.size_bytes
         if position + size_bytes > end:
+            if may_be_cut:
+                return
             raise CorruptBatch(f"{file.path} at byte {position}: batch of {size_bytes} bytes goes beyond byte {end}")
         yield position, header
         position += size_bytes
