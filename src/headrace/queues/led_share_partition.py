@@ -169,10 +169,10 @@ class LedSharePartition:
             self._fail(error.kafka_code)
             return
         self.fault, self._pause_seconds = ErrorCode.NONE, PAUSE_LEAST_SECONDS
+        self._release_held()  # who ends its session has acknowledged before that
         for member in self._to_release:
             self.core.release_member(member)
         self._to_release.clear()
-        self._release_held()
         self.changed(wakes=True)
 
     def _restored(self, state: ShareState) -> SharePartition:
@@ -191,9 +191,15 @@ class LedSharePartition:
         )
         if state.start_offset == NO_OFFSET:
             core.keep_start()
-        core.log_end(partition.log.end_offset)
+        core.log_end(self._certain_end(state.leader_epoch))
         core.log_start(partition.log.start_offset)
         return core
+
+    def _certain_end(self, epoch: int) -> int:
+        """Below it the log has what a leader of this epoch had; what it has above is something else."""
+        data = self.partition.log
+        known = data.epoch_end(epoch) if epoch < self.partition.epoch else None
+        return data.end_offset if known is None else min(data.end_offset, known.end_offset)
 
     def _release_held(self) -> None:
         held, self._held = self._held, []
@@ -203,7 +209,8 @@ class LedSharePartition:
     def _fail(self, code: int) -> None:
         """What is in memory may not be what is kept."""
         told = TOLD.get(code, TRY_AGAIN)
-        log.warning("%s: its state cannot be loaded or kept now, code %d; tried again", self._name, code)
+        if self._pause_seconds == PAUSE_LEAST_SECONDS:
+            log.info("%s: its state cannot be loaded or kept now, code %d; tried again", self._name, code)
         self.core, self.fault = None, told
         self._broker.alarms.keep(self, NEVER, self._expire)
         self._pausing = True

@@ -90,8 +90,9 @@ class Persister(Protocol):
     time; not before what was asked for is below the watermark. After an error it may or may not have happened."""
 
     def read(self, key: SharePartitionKey, leader_epoch: int, done: ReadDone) -> None:
-        """The whole state; None where nothing is kept. The leader epoch that is kept rises to this: who led before is
-        fenced from now on. No write that was begun before takes effect after it."""
+        """The whole state, with the leader epoch in which it was last written; None where nothing is kept. The epoch
+        that fences rises to this one: who led before writes nothing any more. No write that was begun before takes
+        effect after it."""
         ...
 
     def write(self, key: SharePartitionKey, state: ShareState, done: CodeHeard) -> None:
