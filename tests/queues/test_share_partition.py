@@ -59,6 +59,15 @@ def test_batches_that_are_acquired_and_accepted_in_order_are_one_range_or_none()
     assert partition.take_write() is None
 
 
+def test_what_is_split_before_it_was_kept_is_kept_in_all_its_parts() -> None:
+    partition = share_partition()
+    acquire(partition, data(9))
+    partition.acknowledge("a", [AcknowledgementBatch(3, 4, ACCEPT)], UNTIL)
+    delta = partition.take_write()
+    assert delta is not None
+    assert [(each.first_offset, each.last_offset) for each in delta.batches] == [(0, 2), (3, 4), (5, 9)]
+
+
 def test_a_batch_that_is_begun_is_taken_whole() -> None:
     partition = share_partition()
     assert acquire(partition, data(9, 19, 29), 12) == [(0, 19, 1)]
