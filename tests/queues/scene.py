@@ -20,6 +20,7 @@ from headrace.queues.messages import (
     SharePartitionKey,
     ShareState,
     StateBatch,
+    SummaryDone,
     TopicIdPartition,
 )
 from headrace.queues.share_partitions import SharePartitions
@@ -76,7 +77,7 @@ class FakePersister:
         self.kept.pop(key, None)
         done(ErrorCode.NONE)
 
-    def summary(self, key: SharePartitionKey, leader_epoch: int, done: ReadDone) -> None:
+    def summary(self, key: SharePartitionKey, leader_epoch: int, done: SummaryDone) -> None:
         raise NotImplementedError
 
     def _do(self, call: Callable[[], None]) -> None:

@@ -320,9 +320,21 @@ def test_who_led_before_can_keep_nothing_any_more(scene: Scene) -> None:
     scene.fetch(partition, most=1, record_limit=True)
     scene.persister.kept[scene.key(partition)].leader_epoch = 9
     fetch = scene.fetch(partition, member="b")
+    assert scene.acknowledge(partition, 0, 0).code == ErrorCode.LEADER_NOT_AVAILABLE
+    scene.clock.advance(0.1)
     assert fetch.of(partition).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert scene.acknowledge(partition, 0, 0).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert len(scene.kept(partition).offsets) == 1
+
+
+def test_a_leader_that_was_fenced_by_its_own_later_load_goes_on(scene: Scene) -> None:
+    partition = scene.lead(records=2)
+    scene.fetch(partition, most=1, record_limit=True)
+    scene.persister.faults = [("write", ErrorCode.FENCED_LEADER_EPOCH)]
+    fetch = scene.fetch(partition, member="b")
+    scene.clock.advance(1)
+    assert fetch.ranges(partition) == [(1, 1, 1)]
+    assert scene.acknowledge(partition, 0, 0).code == ErrorCode.NONE
 
 
 def test_the_start_that_is_set_anew_holds_from_the_next_request_on(scene: Scene) -> None:

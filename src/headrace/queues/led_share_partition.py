@@ -298,6 +298,8 @@ class LedSharePartition:
             if not self.gone:
                 self._write_soon()
             return
+        if code == ErrorCode.FENCED_LEADER_EPOCH:
+            code = TRY_AGAIN  # perhaps only by a later load of this broker's own: the next one tells who leads
         if not self.gone:
             self._fail(code)
         self._tell_under_way(TOLD.get(code, TRY_AGAIN))

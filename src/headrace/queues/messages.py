@@ -81,7 +81,19 @@ class ShareState:
     batches: tuple[StateBatch, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ShareSummary:
+    """Of what is not initialized the start is `NO_OFFSET`."""
+
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int = -1
+    """Offsets from the start on that are delivered to nobody any more; -1: not known."""
+
+
 ReadDone = Callable[[int, ShareState | None], None]
+SummaryDone = Callable[[int, ShareSummary | None], None]
 CodeHeard = Callable[[int], None]
 
 
@@ -103,8 +115,8 @@ class Persister(Protocol):
 
     def delete(self, key: SharePartitionKey, done: CodeHeard) -> None: ...
 
-    def summary(self, key: SharePartitionKey, leader_epoch: int, done: ReadDone) -> None:
-        """As `read`, without batches, and nobody is fenced."""
+    def summary(self, key: SharePartitionKey, leader_epoch: int, done: SummaryDone) -> None:
+        """As `read`, without batches, and nobody is fenced. Leader epoch -1: whoever asks."""
         ...
 
 
