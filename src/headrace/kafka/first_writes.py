@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from headrace.cluster.image import NO_LEADER, Image
 from headrace.cluster.names import TRANSACTIONS_TOPIC
+from headrace.coordinators.peers import Ask
 from headrace.coordinators.state_log import partition_of
 from headrace.errors import (
     ConcurrentTransactions,
@@ -39,7 +40,6 @@ from headrace.partitions.partitions import Partitions
 from headrace.partitions.verification import Verification
 from headrace.ports.clock import Clock
 from headrace.transactions.coordinator import TransactionCoordinator
-from headrace.transactions.markers import Ask
 from headrace.transactions.messages import EPOCHS_BUMPED, AddRequest, Place
 from headrace.wire.api import ADD_PARTITIONS_TO_TXN
 from headrace.wire.message import Message

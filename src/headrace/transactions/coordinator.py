@@ -25,6 +25,7 @@ from headrace import metrics
 from headrace.cluster.names import TRANSACTIONS_TOPIC
 from headrace.coordinators.alarms import NEVER, Alarms
 from headrace.coordinators.record_fields import Record
+from headrace.coordinators.shard_load import ShardLoad
 from headrace.coordinators.state_log import APPEND_FAULTS, Append, AppendDone, partition_of
 from headrace.coordinators.state_partitions import StateTopic
 from headrace.coordinators.wall import Wall
@@ -48,7 +49,7 @@ from headrace.transactions.messages import (
     SendMarkers,
 )
 from headrace.transactions.records import encode, encode_key
-from headrace.transactions.shard import AddDone, Entry, Shard, ShardLoad
+from headrace.transactions.shard import AddDone, Entry, Shard
 from headrace.transactions.transaction import OPEN, PREPARED, Decision, Lack, State, Transaction
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class TransactionCoordinator:
 
     # Leadership of partitions
 
-    def lead(self, partition: int, epoch: int) -> ShardLoad:
+    def lead(self, partition: int, epoch: int) -> ShardLoad[Shard]:
         """This broker leads the partition in this epoch: its transactional ids answer COORDINATOR_LOAD_IN_PROGRESS
         until they are loaded."""
         self.resign(partition)

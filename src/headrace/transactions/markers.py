@@ -17,9 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 from headrace.cluster.image import NO_LEADER, Image
+from headrace.coordinators.peers import Ask
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
@@ -36,22 +37,6 @@ PLACES_PER_REQUEST: Final = 2000
 TIMEOUT_MS: Final = 10_000
 PAUSE_LEAST_SECONDS: Final = 0.1
 PAUSE_MOST_SECONDS: Final = 2.0
-
-
-class Ask(Protocol):
-    """`kafka.peers.Peers.ask`."""
-
-    def __call__(
-        self,
-        broker: int,
-        api_key: int,
-        version: int,
-        message: Message,
-        reply: Callable[[Message | HeadraceError], None],
-        timeout_ms: int,
-        *,
-        again: bool,
-    ) -> None: ...
 
 
 class _Sending:

@@ -12,7 +12,6 @@ from typing import Final
 
 from headrace.coordinators.alarms import NEVER
 from headrace.coordinators.record_fields import Record
-from headrace.coordinators.state_log import ProducerEpoch
 from headrace.transactions.limits import TransactionLimits
 from headrace.transactions.messages import AddRequest
 from headrace.transactions.records import (
@@ -209,34 +208,3 @@ class Shard:
 
     def all_live(self) -> Iterator[tuple[str, Transaction]]:
         return ((name, entry.kept) for name, entry in self.live.items() if entry.kept is not None)
-
-
-class ShardLoad:
-    """A partition on its way into memory. Of no effect once the partition was resigned."""
-
-    def __init__(self, shard: Shard, opened: Callable[[Shard], None]) -> None:
-        self._shard = shard
-        self._opened = opened
-
-    @property
-    def wanted(self) -> bool:
-        return self._shard.loading and not self._shard.gone
-
-    def replay(self, records: Iterable[Record], producer: ProducerEpoch | None = None) -> None:
-        """The next records of the partition, in order. CorruptBatch: one of them cannot be read, and the transactional
-        ids must not be opened without it."""
-        if self.wanted:
-            self._shard.replay(records)
-
-    def replay_marker(self, producer: ProducerEpoch, *, committed: bool) -> None:
-        """Nobody writes to this topic in a transaction."""
-
-    def lost(self) -> None:
-        """Records are gone here: identities may have been handed out of which nothing is left."""
-        if self.wanted:
-            self._shard.lost()
-
-    def ready(self) -> None:
-        """Everything below the high watermark was replayed: answer requests."""
-        if self.wanted:
-            self._opened(self._shard)
