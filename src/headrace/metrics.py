@@ -148,6 +148,15 @@ TWO_PHASE_AGE_SECONDS: Final = _gauge(
     "How long the oldest open two-phase transaction has been open, of those that are coordinated here; 0 without one.",
 )
 
+SHARE_PARTITION_STATES: Final = _gauge(
+    "headrace_share_partition_states", "Share partitions whose state is kept here, by their share coordinator."
+)
+SHARE_STATE_PARTITION_CLOSED: Final = _gauge(
+    "headrace_share_state_partition_closed",
+    "1 for a partition of __share_group_state whose share partitions are not answered, because it cannot be read.",
+    "partition",
+)
+
 RESIDENT_BYTES: Final = _gauge("process_resident_memory_bytes", "Resident memory.")
 CPU_SECONDS: Final = _counter("process_cpu_seconds_total", "Processor time, user and system.")
 START_TIME: Final = _gauge("process_start_time_seconds", "When the process began, in seconds since 1970.")

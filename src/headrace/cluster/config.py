@@ -45,6 +45,7 @@ DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "partitions.max",
     "offsets.loss.accepted",
     "offsets.retention.ms",
+    "share.state.loss.accepted",
     "transaction.max.timeout.ms",
     "transaction.two.phase.commit.enable",
     "transactional.id.expiration.ms",

@@ -10,7 +10,10 @@ from headrace.errors import InvalidTopicName
 GROUP_NAME_MAX: Final = 255
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
-RESERVED_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC, "__cluster_metadata"})
+SHARE_STATE_TOPIC: Final = "__share_group_state"
+COORDINATORS_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC})
+"""Created when they are first needed."""
+RESERVED_TOPICS: Final = COORDINATORS_TOPICS | {"__cluster_metadata"}
 RESERVED_PREFIX: Final = "__headrace"
 
 

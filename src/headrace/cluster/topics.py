@@ -26,7 +26,13 @@ from headrace.cluster.image import (
     encode_partition,
     encode_topic,
 )
-from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, check_no_collision, check_not_reserved
+from headrace.cluster.names import (
+    COORDINATORS_TOPICS,
+    OFFSETS_TOPIC,
+    SHARE_STATE_TOPIC,
+    check_no_collision,
+    check_not_reserved,
+)
 from headrace.cluster.view import ClusterView
 from headrace.errors import (
     InvalidAssignment,
@@ -57,6 +63,7 @@ OFFSETS_OVERRIDES: Final = {
     "max.message.bytes": str(32 << 20),
 }
 TRANSACTIONS_OVERRIDES: Final = OFFSETS_OVERRIDES
+SHARE_STATE_OVERRIDES: Final = OFFSETS_OVERRIDES
 
 Assignments = Mapping[int, Sequence[int]]
 
@@ -331,7 +338,7 @@ class TopicCreation:
         found = self._view.image.topics.get(name)
         if found is not None:
             return found
-        if name in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
+        if name in COORDINATORS_TOPICS:
             request = self._internal(name)
         elif not self._settings()["auto.create.topics.enable"]:
             raise UnknownPartition(f"there is no topic {name!r}, and auto.create.topics.enable is off")
@@ -356,6 +363,14 @@ class TopicCreation:
         replicas = settings["offsets.topic.replication.factor"] or min(INTERNAL_REPLICAS, there)
         if name == OFFSETS_TOPIC:
             return CreateTopic(name, settings["offsets.topic.partitions"], replicas, OFFSETS_OVERRIDES, internal=True)
+        if name == SHARE_STATE_TOPIC:
+            return CreateTopic(
+                name,
+                settings["share.coordinator.state.topic.num.partitions"],
+                settings["share.coordinator.state.topic.replication.factor"] or replicas,
+                SHARE_STATE_OVERRIDES,
+                internal=True,
+            )
         return CreateTopic(
             name,
             settings["transaction.state.log.num.partitions"],

@@ -61,7 +61,7 @@ class StateTopic:
     """An internal topic that holds a coordinator's state, and what its log messages say."""
 
     name: str
-    loss_setting: Literal["offsets.loss.accepted", "transactions.loss.accepted"]
+    loss_setting: Literal["offsets.loss.accepted", "transactions.loss.accepted", "share.state.loss.accepted"]
     """The setting by which an operator accepts what cannot be read: a list of partition:offset."""
     kept: str
     """What its records are about, as in "its groups wait"."""

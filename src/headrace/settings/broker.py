@@ -285,6 +285,34 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         1000,
     ),
     Setting(
+        "share.state.loss.accepted",
+        "list",
+        (),
+        "places in __share_group_state that no replica can read: from there up to the next readable record, what share "
+        "groups have acknowledged is given up, and may be delivered again",
+        "partition:offset",
+        pattern=r"\d+:\d+",
+    ),
+    Setting(
+        "share.coordinator.state.topic.num.partitions",
+        "int",
+        50,
+        "partitions of __share_group_state, fixed when it is created",
+        "partitions",
+        1,
+        1000,
+    ),
+    Setting(
+        "share.coordinator.state.topic.replication.factor",
+        "int",
+        0,
+        "replicas of __share_group_state when it is created, which waits for so many brokers, and not later: it grows "
+        "with offsets.topic.replication.factor; 0: as for __consumer_offsets",
+        "replicas",
+        0,
+        1000,
+    ),
+    Setting(
         "transaction.max.timeout.ms", "int", 900_000, "longest transaction timeout that a producer may ask for", "ms", 1
     ),
     Setting(

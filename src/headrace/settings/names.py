@@ -25,6 +25,7 @@ Number = Literal[
     "registry.drop.after.ms", "replica.alter.log.dirs.io.max.bytes.per.second", "replica.catchup.bytes.per.second",
     "replica.lag.time.max.ms", "replica.link.timeout.ms", "replica.round.max.ms", "replica.window.bytes",
     "request.timeout.max.ms", "retention.check.ms", "sasl.kerberos.min.time.before.relogin",
+    "share.coordinator.state.topic.num.partitions", "share.coordinator.state.topic.replication.factor",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms", "transaction.max.timeout.ms",
     "transaction.remove.expired.transaction.cleanup.interval.ms", "transaction.state.log.num.partitions",
     "transaction.state.log.replication.factor", "transactional.id.expiration.ms",
@@ -47,6 +48,7 @@ TextList = Literal[
     "listen",
     "offsets.loss.accepted",
     "registry.listen",
+    "share.state.loss.accepted",
     "transactions.loss.accepted",
 ]  # fmt: skip
 Hidden = Literal["etcd.password"]
