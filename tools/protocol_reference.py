@@ -75,11 +75,6 @@ NOT_MEANT: Final = {
     "assign_replicas_to_dirs": "many folders",
     "get_telemetry_subscriptions": "telemetry",
     "push_telemetry": "telemetry",
-    "initialize_share_group_state": "share groups",
-    "read_share_group_state": "share groups",
-    "delete_share_group_state": "share groups",
-    "write_share_group_state": "share groups",
-    "read_share_group_state_summary": "share groups",
     "streams_group_heartbeat": "streams groups",
     "streams_group_describe": "streams groups",
 }

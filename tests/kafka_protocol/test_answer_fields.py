@@ -16,12 +16,25 @@ from types import ModuleType
 import pytest
 
 import headrace
-from headrace.kafka import dispatch
+from headrace.kafka import dispatch, share_partition_requests
 from headrace.kafka.api import metadata
+from headrace.queues import persister
 from headrace.wire import api, schema
 from headrace.wire.schema import Direction, Struct
 
-SHARED = {api.DESCRIBE_TOPIC_PARTITIONS: metadata.partition}
+SHARE_PARTITIONS = (
+    api.INITIALIZE_SHARE_GROUP_STATE,
+    api.READ_SHARE_GROUP_STATE,
+    api.WRITE_SHARE_GROUP_STATE,
+    api.DELETE_SHARE_GROUP_STATE,
+    api.READ_SHARE_GROUP_STATE_SUMMARY,
+)
+SHARED: list[tuple[int, Callable[..., object]]] = [
+    (api.DESCRIBE_TOPIC_PARTITIONS, metadata.partition),
+    (api.READ_SHARE_GROUP_STATE, persister.batch_row),
+    *((key, share_partition_requests.response) for key in SHARE_PARTITIONS),
+    *((key, share_partition_requests.result) for key in SHARE_PARTITIONS),
+]
 """Functions that make rows of an API in the module of another."""
 
 
@@ -86,7 +99,7 @@ def test_the_fields_of_an_answer_are_those_of_its_api(module: ModuleType) -> Non
     assert set_later(source) <= set().union(*structs)
 
 
-@pytest.mark.parametrize(("key", "makes"), SHARED.items())
+@pytest.mark.parametrize(("key", "makes"), SHARED)
 def test_the_fields_of_a_row_are_those_of_every_api_that_has_it(key: int, makes: Callable[..., object]) -> None:
     assert misspelt(inspect.getsource(makes), answer_structs({key})) == []
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from headrace.cluster.image import Image
 from headrace.cluster.leadership import Leadership
-from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from headrace.cluster.names import OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
 from headrace.cluster.participant import Participant
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.cluster.topics import TopicCreation
@@ -29,9 +29,11 @@ from headrace.kafka.first_writes import FirstWrites
 from headrace.kafka.peers import PeerListener, Peers
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
-from headrace.metrics import TRANSACTION_PARTITION_CLOSED, Metrics, Sample
+from headrace.metrics import SHARE_STATE_PARTITION_CLOSED, TRANSACTION_PARTITION_CLOSED, Metrics, Sample
 from headrace.partitions.recompression import Recompression
 from headrace.ports.network import Network
+from headrace.queues.persister import StatePersister
+from headrace.queues.share_coordinator import SHARE_STATES, ShareCoordinator
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
 from headrace.transactions.coordinator import TRANSACTIONS, TransactionCoordinator
@@ -90,14 +92,18 @@ class FrontEnd:
             lambda: accepted_losses(participant.effective_settings()[OFFSETS.loss_setting]),
         )
         self._build_transactions()
+        self._build_share_states()
         self.group_partitions.follow()
         self.transaction_partitions.follow()
+        self.share_state_partitions.follow()
         participant.view.listen(self._follow_cluster)
         participant.partitions.recompression = Recompression(participant.partitions, participant.compute, spawn)
         self.services = self._services(metrics, spawn, failed)
         metrics.collect(self.services.fetch_sessions.samples)
         metrics.collect(self.transactions.samples)
         metrics.collect(self._closed_transactions)
+        metrics.collect(self.share_states.samples)
+        metrics.collect(self._closed_share_states)
         self.server = KafkaServer(network, self.services, connections_max)
         self._built.callback(self.server.close)
 
@@ -127,6 +133,32 @@ class FrontEnd:
             lambda: accepted_losses(participant.effective_settings()[TRANSACTIONS.loss_setting]),
         )
 
+    def _build_share_states(self) -> None:
+        participant = self._participant
+        partitions = participant.partitions
+        self._topic_creation = TopicCreation(participant.view, participant.topics, participant.effective_settings)
+        self.share_states = ShareCoordinator(
+            self._clock, StateLog(partitions, SHARE_STATE_TOPIC).append, self._share_state_partitions(), self._knows
+        )
+        self._built.callback(self.share_states.close)
+        self.share_state_partitions = StatePartitions(
+            SHARE_STATES,
+            partitions,
+            self.share_states,
+            participant.disk,
+            lambda: participant.view.image,
+            lambda: accepted_losses(participant.effective_settings()[SHARE_STATES.loss_setting]),
+        )
+        self.persister = StatePersister(
+            self._clock,
+            partitions,
+            lambda: participant.view.image,
+            self.share_states,
+            self.peers.ask,
+            lambda done: self._spawn(self._create_share_state_topic(done)),
+            participant.draw,
+        )
+
     def _services(
         self,
         metrics: Metrics,
@@ -146,7 +178,7 @@ class FrontEnd:
             changes=participant.changes,
             topics=participant.topics,
             configs=participant.configs,
-            auto_topic_creation=TopicCreation(participant.view, participant.topics, participant.effective_settings),
+            auto_topic_creation=self._topic_creation,
             partitions=participant.partitions,
             leadership=Leadership(participant.coordination, participant.view, spawn),
             key_indexes=self.key_indexes,
@@ -156,6 +188,8 @@ class FrontEnd:
             first_writes=FirstWrites(
                 self._clock, participant.partitions, lambda: participant.view.image, self.transactions, self.peers.ask
             ),
+            share_states=self.share_states,
+            persister=self.persister,
             producer_ids=self.producer_ids,
             fetch_sessions=FetchSessions(
                 participant.settings["max.incremental.fetch.session.cache.slots"], self._clock.now, participant.draw
@@ -167,10 +201,10 @@ class FrontEnd:
         )
 
     async def load_coordinators(self) -> None:
-        """Clients find their groups and transactions at once; but a start does not wait for ever, nor for other
-        brokers."""
+        """Clients find their groups, transactions and share partitions at once; but a start does not wait for ever, nor
+        for other brokers."""
         give_up = self._clock.now() + LOAD_SECONDS
-        loads = self.group_partitions, self.transaction_partitions
+        loads = self.group_partitions, self.transaction_partitions, self.share_state_partitions
         while any(load.reading for load in loads) and self._clock.now() < give_up:
             await pause(self._clock, 0.001)
 
@@ -181,6 +215,7 @@ class FrontEnd:
         self.markers.tick()
         self.group_partitions.follow()
         self.transaction_partitions.follow()
+        self.share_state_partitions.follow()
 
     def close(self) -> None:
         self._built.close()
@@ -195,6 +230,9 @@ class FrontEnd:
         self.transactions.partition_count = self._transactions_partitions()
         self.transactions.limits = transaction_limits_from(settings)
         self.transaction_partitions.follow()
+        self.share_states.partition_count = self._share_state_partitions()
+        self.share_state_partitions.follow()
+        self.share_state_partitions.forget_topics(old, new)
 
     def _draw_producer_id(self, done: Callable[[int | None], None]) -> None:
         known = self.producer_ids.at_hand()
@@ -210,6 +248,15 @@ class FrontEnd:
             done(None)
         else:
             done(drawn)
+
+    async def _create_share_state_topic(self, done: Callable[[], None]) -> None:
+        with contextlib.suppress(HeadraceError):  # who waits for it hears that it is not there
+            await self._topic_creation.ensure(SHARE_STATE_TOPIC)
+        done()
+
+    def _knows(self, topic_id: bytes, partition: int) -> bool:
+        topic = self._participant.view.image.topics_by_id.get(topic_id)
+        return topic is not None and partition < len(topic.partitions)
 
     def _not_led_code(self, topic: str, index: int) -> int:
         return leader_lookup.not_led_code(self._participant.view.image, topic, index)
@@ -227,6 +274,10 @@ class FrontEnd:
         for closed in self.transaction_partitions.closed():
             yield Sample(TRANSACTION_PARTITION_CLOSED, (str(closed.partition),), 1)
 
+    def _closed_share_states(self) -> Iterator[Sample]:
+        for closed in self.share_state_partitions.closed():
+            yield Sample(SHARE_STATE_PARTITION_CLOSED, (str(closed.partition),), 1)
+
     def _topic_id(self, name: str) -> bytes | None:
         found = self._participant.view.image.topics.get(name)
         return None if found is None else found.id
@@ -242,3 +293,10 @@ class FrontEnd:
         if topic is not None:
             return len(topic.partitions)
         return participant.settings["transaction.state.log.num.partitions"]
+
+    def _share_state_partitions(self) -> int:
+        participant = self._participant
+        topic = participant.view.image.topics.get(SHARE_STATE_TOPIC)
+        if topic is not None:
+            return len(topic.partitions)
+        return participant.settings["share.coordinator.state.topic.num.partitions"]

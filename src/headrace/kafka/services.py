@@ -21,6 +21,8 @@ from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
+from headrace.queues.messages import Persister
+from headrace.queues.share_coordinator import ShareCoordinator
 from headrace.settings.values import BrokerSettings
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.transactions.coordinator import TransactionCoordinator
@@ -49,6 +51,8 @@ class Services:
     transactions: TransactionCoordinator
     marker_appends: MarkerAppends
     first_writes: FirstWrites
+    share_states: ShareCoordinator
+    persister: Persister
     producer_ids: ProducerIds
     fetch_sessions: FetchSessions
     spawn: Callable[[Coroutine[Any, Any, None]], None]

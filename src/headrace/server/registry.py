@@ -22,7 +22,7 @@ from headrace.cluster.changes import Changes
 from headrace.cluster.config import Configs, EffectiveSettings
 from headrace.cluster.image import NO_BROKER
 from headrace.cluster.leadership import Leadership
-from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from headrace.cluster.names import OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
 from headrace.cluster.producer_ids import ProducerIds
 from headrace.cluster.topics import TopicCreation, Topics, limits_from
 from headrace.cluster.user_values import UserValues
@@ -45,6 +45,8 @@ from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Timer
 from headrace.ports.coordination import KeyValue
+from headrace.queues.persister import StatePersister
+from headrace.queues.share_coordinator import ShareCoordinator
 from headrace.registry.cluster_view import AdvertisedView
 from headrace.registry.empty_store import NoLogs
 from headrace.registry.pulse import Pulse
@@ -149,6 +151,21 @@ class Registry:
         self._built.callback(transactions.close)
         peers = Peers(self._network, clock, NO_BROKER, lambda: self._view.image)
         self._built.callback(peers.close)
+        share_states = ShareCoordinator(
+            clock,
+            StateLog(self._partitions, SHARE_STATE_TOPIC).append,
+            0,  # it leads none
+            lambda _topic_id, _partition: False,
+        )
+        persister = StatePersister(
+            clock,
+            self._partitions,
+            lambda: self._view.image,
+            share_states,
+            peers.ask,
+            lambda done: done(),  # nobody asks it for a topic of brokers
+            secrets.token_bytes,
+        )
         return Services(
             settings=self._settings,
             clock=clock,
@@ -169,6 +186,8 @@ class Registry:
             transactions=transactions,
             marker_appends=MarkerAppends(self._partitions, self._not_led_code, lambda _decision: None),
             first_writes=FirstWrites(clock, self._partitions, lambda: self._view.image, transactions, peers.ask),
+            share_states=share_states,
+            persister=persister,
             producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),
             fetch_sessions=FetchSessions(0, clock.now, secrets.token_bytes),  # there is nothing to fetch
             spawn=self._background.spawn,

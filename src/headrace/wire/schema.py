@@ -29,7 +29,17 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.static.constants import EntityType
 
 from headrace.errors import Unsupported
-from headrace.wire.api import FETCH, FIND_COORDINATOR, HEADRACE_APIS, METADATA, OFFSET_FETCH
+from headrace.wire.api import (
+    DESCRIBE_TRANSACTIONS,
+    FETCH,
+    FIND_COORDINATOR,
+    HEADRACE_APIS,
+    METADATA,
+    OFFSET_FETCH,
+    READ_SHARE_GROUP_STATE,
+    WRITE_SHARE_GROUP_STATE,
+    WRITE_TXN_MARKERS,
+)
 
 Direction = Literal["request", "response"]
 
@@ -112,16 +122,27 @@ class Struct:
 
 OWN_TAG: Final = 10_000
 """The first tag of ours."""
-OWN_TAGGED: Final[dict[str, tuple[Field, ...]]] = {
+# Who has acquired these records and until when, by the wall clock: Kafka does not keep it.
+_OWNER: Final = (
+    Field("member", "string", None, False, False, OWN_TAG, "", True),
+    Field("until_ms", "int64", None, False, False, OWN_TAG + 1, 0, True),
+)
+# The load of a share partition at the leader of its data, of which only the last may write; -1: nobody counts them.
+_LOAD: Final = (Field("load_id", "int64", None, False, False, OWN_TAG, -1, True),)
+OWN_TAGGED: Final[dict[tuple[int, str], tuple[Field, ...]]] = {
     # Which transaction of its transactional id a marker ends; -1: nobody has counted (records.control).
-    "WritableTxnMarker": (Field("number", "int64", None, False, False, OWN_TAG, -1, True),),
+    (WRITE_TXN_MARKERS, "WritableTxnMarker"): (Field("number", "int64", None, False, False, OWN_TAG, -1, True),),
     # Who opened a transaction that is described; empty: nobody has noted it.
-    "TransactionState": (
+    (DESCRIBE_TRANSACTIONS, "TransactionState"): (
         Field("owner_client_id", "string", None, False, False, OWN_TAG, "", True),
         Field("owner_host", "string", None, False, False, OWN_TAG + 1, "", True),
     ),
+    (READ_SHARE_GROUP_STATE, "PartitionData"): _LOAD,
+    (READ_SHARE_GROUP_STATE, "StateBatch"): _OWNER,
+    (WRITE_SHARE_GROUP_STATE, "PartitionData"): _LOAD,
+    (WRITE_SHARE_GROUP_STATE, "StateBatch"): _OWNER,
 }
-"""By the name of the struct, in flexible versions."""
+"""By the API and the name of the struct, in flexible versions."""
 
 
 def api_name(api_key: int) -> str:
@@ -187,7 +208,7 @@ def versions_with_all_fields(api_key: int) -> tuple[int, ...]:
 def _read_struct(entity: Any) -> Struct:
     fields = [_read_field(field) for field in dataclasses.fields(entity)]
     if entity.__flexible__:
-        fields += OWN_TAGGED.get(entity.__name__, ())
+        fields += OWN_TAGGED.get((entity.__api_key__, entity.__name__), ())
     tagged = [field for field in fields if field.tag is not None]
     return Struct(
         name=entity.__name__,
