@@ -166,7 +166,7 @@ def test_what_is_written_is_read_with_members_and_times(scene: Scene) -> None:
     assert scene.initialize(start=3) == [NONE]
     assert scene.read() == [(NONE, ShareState(1, 1, 3))]
     assert scene.write(changed(acquired(3, 9, 2, "member", 77), acknowledged(10, 11))) == [NONE]
-    expected = ShareState(1, 2, 3, (acquired(3, 9, 2, "member", 77), acknowledged(10, 11)))
+    expected = ShareState(1, 1, 3, (acquired(3, 9, 2, "member", 77), acknowledged(10, 11)))
     assert scene.read(leader_epoch=2) == [(NONE, expected)]
     assert scene.summary() == [(NONE, ShareSummary(1, 2, 3, 2))]
     assert scene.delete() == [NONE]

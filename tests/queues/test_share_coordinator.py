@@ -48,10 +48,25 @@ def slots(scene: Scene, key: SharePartitionKey = KEY) -> list[int]:
 def test_what_is_written_is_read_by_the_next_leader_and_by_the_next_coordinator(scene: Scene) -> None:
     assert scene.write(changed(acquired(0, 9), acknowledged(10, 11))) == [NONE]
     assert scene.write(changed(acknowledged(0, 4), start=5)) == [NONE]
-    expected = ShareState(1, 2, 5, (acquired(5, 9), acknowledged(10, 11)))
+    expected = ShareState(1, 1, 5, (acquired(5, 9), acknowledged(10, 11)))
     assert scene.read(2) == [(NONE, expected)]
     scene.take_over()
     assert scene.read(2) == [(NONE, expected)]
+
+
+def test_who_reads_hears_the_epoch_of_the_last_write(scene: Scene) -> None:
+    """What offsets mean is known in the epoch in which they were written: the log may have lost some since."""
+    assert scene.read(3) == [(NONE, ShareState(1, 3, 0))], "nothing is written yet"
+    scene.write(changed(acquired(0, 4), leader_epoch=3))
+    assert scene.read(7, 70) == [(NONE, ShareState(1, 3, 0, (acquired(0, 4),)))]
+    assert scene.summary() == (NONE, ShareSummary(1, 7, 0, 0))
+    scene.take_over()
+    assert scene.read(8, 80) == [(NONE, ShareState(1, 3, 0, (acquired(0, 4),)))]
+    scene.write(changed(start=2, leader_epoch=8), 80)
+    assert scene.read(9) == [(NONE, ShareState(1, 8, 2, (acquired(2, 4),)))]
+    scene.initialize(state_epoch=2, start=50)
+    scene.take_over()
+    assert scene.read(9) == [(NONE, ShareState(2, 9, 50))]
 
 
 def test_the_start_never_goes_back(scene: Scene) -> None:
@@ -483,9 +498,10 @@ def test_any_compaction_leaves_the_same_states(seed: int, monkeypatch: pytest.Mo
             if rng.random() < 0.2:
                 # Of what has failed the log may have more, until something is kept that says how things are.
                 doubtful = {key for key in failed if scene.write(ShareState(-1, -1, -1), key=key) != [NONE]}
-                expected = {key: scene.state(key) for key in keys if key not in doubtful}
+                expected = {key: (scene.state(key), scene.summary(key=key)) for key in keys if key not in doubtful}
                 scene.take_over()
-                assert {key: scene.state(key) for key in expected} == expected, f"run {run}"
+                found = {key: (scene.state(key), scene.summary(key=key)) for key in expected}
+                assert found == expected, f"run {run}"
                 failed.clear()
         per_key = len(keys) * (SLOTS_MAX + 1)
         scene.compact(len(scene.log))
@@ -560,6 +576,18 @@ def test_a_lost_update_in_the_middle_is_noticed(scene: Scene) -> None:
     assert slots(scene)[-1] == 0, "a snapshot says again how things are"
     scene.take_over()
     assert scene.write(changed(acquired(5, 5)), 71) == [NONE]
+
+
+def test_updates_of_a_snapshot_that_is_lost_are_passed_over(scene: Scene) -> None:
+    """They belong to another state than the one that is left."""
+    scene.write(changed(acquired(0, 0)))
+    scene.initialize(state_epoch=2, start=100)
+    lost = scene.log.pop()
+    for number in range(3):
+        scene.write(changed(acquired(100 + number, 100 + number), state_epoch=2))
+    scene.take_over()
+    assert scene.state() == ShareState(1, 1, 0, (acquired(0, 0),))
+    assert decode_key(lost[0]) == (KEY, 0)
 
 
 def test_what_was_written_since_a_loss_is_not_doubted(scene: Scene) -> None:

@@ -61,9 +61,9 @@ def test_a_slot_that_there_is_not_is_refused(slot: int) -> None:
 
 
 def test_values_are_read_back() -> None:
-    kept = Kept(ShareState(7, 3, 10, BATCHES), 1 << 62)
-    assert decode_snapshot(encode_snapshot(12, kept, 1)) == (12, kept)
-    for update in (Update(4, 21, BATCHES), Update(-1, load_id=5), Update(3)):
+    for kept in (Kept(ShareState(7, 3, 10, BATCHES), 1 << 62, 2), Kept(ShareState(0, 0, -1))):
+        assert decode_snapshot(encode_snapshot(12, kept, 1)) == (12, kept)
+    for update in (Update(4, 21, BATCHES, written_epoch=4), Update(-1, load_id=5), Update(3)):
         assert decode_update(encode_update(9, update)) == (9, update)
 
 

@@ -69,6 +69,7 @@ class FrontEnd:
         self._built.callback(self.key_indexes.close)
         self.peers = Peers(network, self._clock, participant.broker_id, lambda: participant.view.image, peer_listeners)
         self._built.callback(self.peers.close)
+        self._build_share_states()
         offsets_log = StateLog(participant.partitions, OFFSETS_TOPIC)
         self.groups = GroupCoordinator(
             self._clock,
@@ -92,7 +93,6 @@ class FrontEnd:
             lambda: accepted_losses(participant.effective_settings()[OFFSETS.loss_setting]),
         )
         self._build_transactions()
-        self._build_share_states()
         self.group_partitions.follow()
         self.transaction_partitions.follow()
         self.share_state_partitions.follow()

@@ -34,7 +34,7 @@ from headrace.queues.messages import (
     SummaryDone,
 )
 from headrace.queues.share_coordinator import ShareCoordinator
-from headrace.queues.state_records import coordinator_key
+from headrace.queues.state_records import NO_EPOCH, coordinator_key
 from headrace.wire.api import (
     DELETE_SHARE_GROUP_STATE,
     INITIALIZE_SHARE_GROUP_STATE,
@@ -374,7 +374,8 @@ def _read_state(answer: Message, leader_epoch: int) -> tuple[int, ShareState | N
         batches = tuple([read_batch(row) for row in answer.state_batches])
     except ValueError:  # a state that there is not
         return ErrorCode.UNKNOWN_SERVER_ERROR, None
-    return ErrorCode.NONE, ShareState(answer.state_epoch, leader_epoch, answer.start_offset, batches)
+    written_epoch = leader_epoch if answer.written_epoch == NO_EPOCH else answer.written_epoch
+    return ErrorCode.NONE, ShareState(answer.state_epoch, written_epoch, answer.start_offset, batches)
 
 
 def read_batch(row: Message) -> StateBatch:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -36,8 +37,8 @@ from headrace.queues.messages import (
     ShareSummary,
     SummaryDone,
 )
-from headrace.queues.state_changes import DELETED, NO_EPOCH, Change, Step
-from headrace.queues.state_records import Kept, complete_count, coordinator_key
+from headrace.queues.state_changes import DELETED, Change, Step
+from headrace.queues.state_records import NO_EPOCH, Kept, complete_count, coordinator_key
 from headrace.queues.state_shard import Answer, Entry, Shard, StepOf
 
 WAITING_MAX: Final = 100
@@ -122,13 +123,14 @@ class ShareCoordinator:
 
     def read(self, key: SharePartitionKey, leader_epoch: int, load_id: int, done: ReadDone) -> None:
         """The whole state, for the leader of the data partition in this epoch, or a later load of the same. Leader
-        epoch -1: only look."""
+        epoch -1: only look. Answered with the leader epoch of the last write; where nothing was written since it was
+        initialized, with that of who asks."""
 
         def step(kept: Kept | None) -> Step:
             return self._absence(key, kept) or state_changes.read(kept, leader_epoch, load_id)
 
         def answer(code: int, kept: Kept | None) -> None:
-            done(code, kept.state if kept is not None and code == ErrorCode.NONE else None)
+            done(code, _last_written(kept) if kept is not None and code == ErrorCode.NONE else None)
 
         self._change(key, step, answer)
 
@@ -276,6 +278,12 @@ class ShareCoordinator:
 
     def samples(self) -> Iterator[metrics.Sample]:
         yield metrics.Sample(metrics.SHARE_PARTITION_STATES, (), len(self))
+
+
+def _last_written(kept: Kept) -> ShareState:
+    if kept.written_epoch in (NO_EPOCH, kept.state.leader_epoch):
+        return kept.state
+    return replace(kept.state, leader_epoch=kept.written_epoch)
 
 
 def _deleted(_kept: Kept | None) -> Step:

@@ -18,14 +18,12 @@ from typing import Final
 from headrace.cluster.names import GROUP_NAME_MAX
 from headrace.errors import ErrorCode
 from headrace.queues.messages import NO_OFFSET, DeliveryState, SharePartitionKey, ShareState, StateBatch
-from headrace.queues.state_records import NO_LOAD, TOPIC_ID_BYTES, Kept, Update
+from headrace.queues.state_records import NO_EPOCH, NO_LOAD, TOPIC_ID_BYTES, Kept, Update
 
 RANGES_MAX: Final = 10_000
 """Of one share partition: no more records can be in flight."""
 MEMBER_BYTES_MAX: Final = 255
 DELIVERY_COUNT_MAX: Final = (1 << 15) - 1
-NO_EPOCH: Final = -1
-"""The one who asks does not say, and is not fenced by it."""
 
 _first = attrgetter("first_offset")
 _last = attrgetter("last_offset")
@@ -66,7 +64,7 @@ def initialize(kept: Kept | None, state_epoch: int, start_offset: int) -> Step:
         return ErrorCode.FENCED_STATE_EPOCH
     if state_epoch == kept.state.state_epoch:
         return ErrorCode.NONE
-    return Change(replace(kept, state=ShareState(state_epoch, kept.state.leader_epoch, start_offset)))
+    return Change(Kept(ShareState(state_epoch, kept.state.leader_epoch, start_offset), kept.load_id))
 
 
 def read(kept: Kept | None, leader_epoch: int, load_id: int) -> Step:
@@ -87,7 +85,8 @@ def write(kept: Kept | None, changed: ShareState, load_id: int) -> Step:
     fault = _write_fault(kept, changed, load_id)
     if kept is None or fault != ErrorCode.NONE:
         return fault
-    update = Update(max(changed.leader_epoch, kept.state.leader_epoch), changed.start_offset, changed.batches)
+    epoch = max(changed.leader_epoch, kept.state.leader_epoch)
+    update = Update(epoch, changed.start_offset, changed.batches, written_epoch=epoch)
     after = updated(kept, update)
     if len(after.state.batches) > RANGES_MAX:
         return ErrorCode.POLICY_VIOLATION
@@ -130,7 +129,8 @@ def updated(kept: Kept, update: Update) -> Kept:
         batches = overlaid(batches, update.batches, start_offset)
     leader_epoch = state.leader_epoch if update.leader_epoch == NO_EPOCH else update.leader_epoch
     load_id = kept.load_id if update.load_id == NO_LOAD else update.load_id
-    return Kept(ShareState(state.state_epoch, leader_epoch, start_offset, batches), load_id)
+    written_epoch = kept.written_epoch if update.written_epoch == NO_EPOCH else update.written_epoch
+    return Kept(ShareState(state.state_epoch, leader_epoch, start_offset, batches), load_id, written_epoch)
 
 
 def overlaid(batches: Iterable[StateBatch], changed: Iterable[StateBatch], start_offset: int) -> tuple[StateBatch, ...]:

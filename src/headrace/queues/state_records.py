@@ -11,7 +11,7 @@ The formats are Kafka's own, with fields of ours behind tags and one behind a ke
     batches     count and one more as a varint, each: first offset int64, last offset int64, state int8, delivery count
                 int16, tags: 10000 until int64 and member, a compact string, of what is acquired
     tags        0 how many offsets from the start on are done with, int32, which we do not read back; ours: 10000 load
-                id int64
+                id int64, 10001 leader epoch of the last write int32
 
 A snapshot is the whole state; slots 1 to `SLOTS_MAX` hold the updates since it, used one after the other. Kafka has one
 key for all updates, of which compaction would leave the last. Here the next snapshot, whose number is the next one,
@@ -40,6 +40,8 @@ SLOTS_MAX: Final = 100
 SNAPSHOT_SLOT: Final = 0
 NUMBER_MAX: Final = (1 << 31) - 1
 NO_LOAD: Final = -1
+NO_EPOCH: Final = -1
+"""Nobody says in which."""
 TOPIC_ID_BYTES: Final = 16
 DONE: Final = frozenset({DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED})
 """States of records that are delivered to nobody any more."""
@@ -62,6 +64,8 @@ _NO_TAGS: Final = b"\0"
 _ONE_OWN_TAG: Final = b"\1" + uvarint(_OWN_TAG)
 _COMPLETE_HEAD: Final = uvarint(_COMPLETE_TAG) + uvarint(_INT32.size)
 _LOAD_HEAD: Final = uvarint(_OWN_TAG) + uvarint(_INT64.size)
+_WRITTEN_TAG: Final = 10_001
+_WRITTEN_HEAD: Final = uvarint(_WRITTEN_TAG) + uvarint(_INT32.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +76,20 @@ class Kept:
     load_id: int = NO_LOAD
     """The load at its leader that may write: each read has its own, so that a write which was held up on its way does
     not come in behind a later read."""
+    written_epoch: int = NO_EPOCH
+    """The leader epoch of the last write, while that of the state is the one that fences: a log may have lost what an
+    earlier leader had, so who reads wants to know whose offsets these are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """What has changed. -1 for what has not."""
 
-    leader_epoch: int
+    leader_epoch: int = NO_EPOCH
     start_offset: int = NO_OFFSET
     batches: tuple[StateBatch, ...] = ()
     load_id: int = NO_LOAD
+    written_epoch: int = NO_EPOCH
 
 
 def coordinator_key(key: SharePartitionKey) -> str:
@@ -138,17 +146,23 @@ def decode_key(encoded: bytes) -> tuple[SharePartitionKey, int] | None:
 
 def encode_snapshot(number: int, kept: Kept, now_ms: int) -> bytes:
     state = kept.state
-    head = _SNAPSHOT.pack(
-        _VERSION, number, state.state_epoch, state.leader_epoch, state.start_offset, now_ms, now_ms
-    )  # fmt: skip
-    tags = b"\2" + _COMPLETE_HEAD + _INT32.pack(min(complete_count(state), NUMBER_MAX))
-    return head + _encode_batches(state.batches) + tags + _LOAD_HEAD + _INT64.pack(kept.load_id)
+    head = _SNAPSHOT.pack(_VERSION, number, state.state_epoch, state.leader_epoch, state.start_offset, now_ms, now_ms)
+    complete = _COMPLETE_HEAD + _INT32.pack(min(complete_count(state), NUMBER_MAX))
+    return head + _encode_batches(state.batches) + _encode_tags(kept.load_id, kept.written_epoch, complete)
 
 
 def encode_update(number: int, update: Update) -> bytes:
     head = _UPDATE.pack(_VERSION, number, update.leader_epoch, update.start_offset)
-    tags = _NO_TAGS if update.load_id == NO_LOAD else b"\1" + _LOAD_HEAD + _INT64.pack(update.load_id)
-    return head + _encode_batches(update.batches) + tags
+    return head + _encode_batches(update.batches) + _encode_tags(update.load_id, update.written_epoch)
+
+
+def _encode_tags(load_id: int, written_epoch: int, *fields: bytes) -> bytes:
+    """Behind the fields of Kafka's, which have lower tags."""
+    if load_id != NO_LOAD:
+        fields += (_LOAD_HEAD + _INT64.pack(load_id),)
+    if written_epoch != NO_EPOCH:
+        fields += (_WRITTEN_HEAD + _INT32.pack(written_epoch),)
+    return uvarint(len(fields)) + b"".join(fields)
 
 
 def _encode_batches(batches: Iterable[StateBatch]) -> bytes:
@@ -170,7 +184,7 @@ def decode_snapshot(value: bytes) -> tuple[int, Kept]:
     number, state_epoch, leader_epoch, start_offset = reader.int32(), reader.int32(), reader.int32(), reader.int64()
     reader.int64(), reader.int64()
     state = ShareState(state_epoch, leader_epoch, start_offset, _decode_batches(reader))
-    return number, Kept(state, _load_id(reader))
+    return number, Kept(state, *_read_tags(reader))
 
 
 def decode_update(value: bytes) -> tuple[int, Update]:
@@ -178,7 +192,7 @@ def decode_update(value: bytes) -> tuple[int, Update]:
     reader = _reader(value)
     number, leader_epoch, start_offset = reader.int32(), reader.int32(), reader.int64()
     batches = _decode_batches(reader)
-    return number, Update(leader_epoch, start_offset, batches, _load_id(reader))
+    return number, Update(leader_epoch, start_offset, batches, *_read_tags(reader))
 
 
 def _reader(value: bytes) -> Reader:
@@ -206,6 +220,11 @@ def _decode_batch(reader: Reader) -> StateBatch:
     return StateBatch(first_offset, last_offset, state, delivery_count, fields.compact_string(), until_ms)
 
 
-def _load_id(reader: Reader) -> int:
-    content = reader.tagged().get(_OWN_TAG)
-    return NO_LOAD if content is None else Reader(content).int64()
+def _read_tags(reader: Reader) -> tuple[int, int]:
+    """Load id and leader epoch of the last write."""
+    tagged = reader.tagged()
+    load_id, epoch = tagged.get(_OWN_TAG), tagged.get(_WRITTEN_TAG)
+    return (
+        NO_LOAD if load_id is None else Reader(load_id).int64(),
+        NO_EPOCH if epoch is None else Reader(epoch).int32(),
+    )

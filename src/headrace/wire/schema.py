@@ -139,6 +139,10 @@ OWN_TAGGED: Final[dict[tuple[int, str], tuple[Field, ...]]] = {
     ),
     (READ_SHARE_GROUP_STATE, "PartitionData"): _LOAD,
     (READ_SHARE_GROUP_STATE, "StateBatch"): _OWNER,
+    # The leader epoch in which the state was last written; -1: nobody says.
+    (READ_SHARE_GROUP_STATE, "PartitionResult"): (
+        Field("written_epoch", "int32", None, False, False, OWN_TAG, -1, True),
+    ),
     (WRITE_SHARE_GROUP_STATE, "PartitionData"): _LOAD,
     (WRITE_SHARE_GROUP_STATE, "StateBatch"): _OWNER,
 }

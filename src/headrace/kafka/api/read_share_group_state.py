@@ -1,6 +1,6 @@
 """ReadShareGroupState, version 0: the leader of a partition asks how far a share group has come there, and fences
-whoever led it before. Between our brokers tagged fields say which load of the share partition this is, and who has
-acquired what until when.
+whoever led it before. Between our brokers tagged fields say which load of the share partition this is, in which
+leader epoch the state was last written, and who has acquired what until when.
 """
 
 from __future__ import annotations
@@ -34,5 +34,6 @@ def _found(key: SharePartitionKey, state: ShareState) -> Message:
         error_message=None,
         state_epoch=state.state_epoch,
         start_offset=state.start_offset,
+        written_epoch=state.leader_epoch,
         state_batches=[batch_row(batch) for batch in state.batches],
     )
