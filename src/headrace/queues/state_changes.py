@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
@@ -141,7 +141,7 @@ def overlaid(batches: Iterable[StateBatch], changed: Iterable[StateBatch], start
         _put(found, batch)
     below = bisect_left(found, start_offset, key=_last)
     if below < len(found) and found[below].first_offset < start_offset:
-        found[below] = replace(found[below], first_offset=start_offset)
+        found[below] = _part(found[below], start_offset, found[below].last_offset)
     return tuple(found[below:])
 
 
@@ -153,9 +153,9 @@ def _put(batches: list[StateBatch], batch: StateBatch) -> None:
     if begin < end:
         first, last = batches[begin], batches[end - 1]
         if first.first_offset < batch.first_offset:
-            pieces.insert(0, replace(first, last_offset=batch.first_offset - 1))
+            pieces.insert(0, _part(first, first.first_offset, batch.first_offset - 1))
         if last.last_offset > batch.last_offset:
-            pieces.append(replace(last, first_offset=batch.last_offset + 1))
+            pieces.append(_part(last, batch.last_offset + 1, last.last_offset))
     if begin > 0:
         begin -= 1
         pieces.insert(0, batches[begin])
@@ -166,10 +166,17 @@ def _put(batches: list[StateBatch], batch: StateBatch) -> None:
     for piece in pieces[1:]:
         before = joined[-1]
         if before.last_offset + 1 == piece.first_offset and _is_alike(before, piece):
-            joined[-1] = replace(before, last_offset=piece.last_offset)
+            joined[-1] = _part(before, before.first_offset, piece.last_offset)
         else:
             joined.append(piece)
     batches[begin:end] = joined
+
+
+def _part(batch: StateBatch, first_offset: int, last_offset: int) -> StateBatch:
+    """The same of other offsets; for loads of many, much quicker than `replace`."""
+    return StateBatch(
+        first_offset, last_offset, batch.state, batch.delivery_count, batch.member, batch.until_ms
+    )  # fmt: skip
 
 
 def _is_alike(one: StateBatch, other: StateBatch) -> bool:

@@ -56,10 +56,12 @@ _OWN_TAG: Final = 10_000
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
+_PLACE: Final = struct.Struct(f">{TOPIC_ID_BYTES}si")
 _SNAPSHOT: Final = struct.Struct(">hiiiqqq")
 _UPDATE: Final = struct.Struct(">hiiq")
 _BATCH: Final = struct.Struct(">qqbh")
 _STATES: Final = {int(state): state for state in DeliveryState}
+_VERSION_BYTES: Final = _INT16.pack(_VERSION)
 _NO_TAGS: Final = b"\0"
 _ONE_OWN_TAG: Final = b"\1" + uvarint(_OWN_TAG)
 _COMPLETE_HEAD: Final = uvarint(_COMPLETE_TAG) + uvarint(_INT32.size)
@@ -134,7 +136,7 @@ def decode_key(encoded: bytes) -> tuple[SharePartitionKey, int] | None:
     kind = reader.int16()
     if kind not in (_SNAPSHOT_KEY, _UPDATE_KEY):
         return None
-    key = SharePartitionKey(reader.string(), reader.take(TOPIC_ID_BYTES), reader.int32())
+    key = SharePartitionKey(reader.string(), *_PLACE.unpack(reader.take(_PLACE.size)))
     slot = reader.int16() if kind == _UPDATE_KEY else SNAPSHOT_SLOT
     if not 0 <= slot <= SLOTS_MAX or (slot == SNAPSHOT_SLOT) != (kind == _SNAPSHOT_KEY):
         raise CorruptBatch(f"{SHARE_STATE_TOPIC}: a key of slot {slot}; slots 1 to {SLOTS_MAX} are known")
@@ -181,8 +183,7 @@ def _encode_batches(batches: Iterable[StateBatch]) -> bytes:
 def decode_snapshot(value: bytes) -> tuple[int, Kept]:
     """The number and the state. CorruptBatch for a value that is none."""
     reader = _reader(value)
-    number, state_epoch, leader_epoch, start_offset = reader.int32(), reader.int32(), reader.int32(), reader.int64()
-    reader.int64(), reader.int64()
+    _, number, state_epoch, leader_epoch, start_offset, _, _ = _SNAPSHOT.unpack(reader.take(_SNAPSHOT.size))
     state = ShareState(state_epoch, leader_epoch, start_offset, _decode_batches(reader))
     return number, Kept(state, *_read_tags(reader))
 
@@ -190,17 +191,16 @@ def decode_snapshot(value: bytes) -> tuple[int, Kept]:
 def decode_update(value: bytes) -> tuple[int, Update]:
     """The number of the snapshot that it follows, and what has changed. CorruptBatch for a value that is none."""
     reader = _reader(value)
-    number, leader_epoch, start_offset = reader.int32(), reader.int32(), reader.int64()
+    _, number, leader_epoch, start_offset = _UPDATE.unpack(reader.take(_UPDATE.size))
     batches = _decode_batches(reader)
     return number, Update(leader_epoch, start_offset, batches, *_read_tags(reader))
 
 
 def _reader(value: bytes) -> Reader:
-    reader = Reader(value)
-    version = reader.int16()
-    if version != _VERSION:
+    if value[: _INT16.size] != _VERSION_BYTES:
+        version = Reader(value).int16()
         raise CorruptBatch(f"{SHARE_STATE_TOPIC}: value of version {version}; version 0 is known")
-    return reader
+    return Reader(value)
 
 
 def _decode_batches(reader: Reader) -> tuple[StateBatch, ...]:
