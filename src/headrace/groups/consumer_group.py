@@ -1,19 +1,11 @@
 """A group of the consumer protocol (KIP-848) as a state table. No I/O: requests come in, answers and writes go out.
 
-The group has an epoch, raised when its members or their topics change; a target assignment with an epoch of its own,
-computed once for each raise, by one of `groups/assignors.py`; and what each member holds, which goes towards the target
-in the steps of `groups/consumer_member.py`. A heartbeat that changes nothing is answered at once and looks at nothing
-but its member. One that raises the epoch waits until the target is computed: at the end of the turn, together with all
-others that came in it, and in a large group not before its last computing was paid off by a pause.
+It is a `ModernGroup` whose target assignment is computed by one of `groups/assignors.py`, and whose members hold what
+nobody else holds: each goes towards the target in the steps of `groups/consumer_member.py`.
 
 Members that speak the classic protocol are served too (JoinGroup, SyncGroup, Heartbeat, LeaveGroup): generation and
 member epoch are the same number, and they join again whenever there is a step for them to take. So a group changes from
 one protocol to the other member by member (`groups/migration.py`).
-
-What is kept are records by key (`groups/consumer_records.py`). A change marks keys; `settle` hands out a `Write` with
-what they stand for at that moment, and whoever was answered by such a change hears it when the write is `written`. A
-write that fails leaves its keys marked: memory goes on, and the log follows with the next. Sessions and what is under
-way are not kept.
 """
 
 from __future__ import annotations
@@ -21,24 +13,23 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import ClassVar
 
 from headrace.coordinators.alarms import NEVER
-from headrace.coordinators.record_fields import Record
 from headrace.errors import CorruptBatch, ErrorCode, InvalidPattern
 from headrace.groups import consumer_records as records
 from headrace.groups.assignors import (
     ASSIGNORS,
     NOTHING,
+    AssignedTopic,
     Assignment,
     Partition,
     Subscriber,
     partitions_of,
 )
 from headrace.groups.consumer_member import ConsumerMember, is_within, reconciled
-from headrace.groups.consumer_messages import JOINING, LEAVING, LEAVING_STATIC, ConsumerHeartbeat, ConsumerReply
+from headrace.groups.consumer_messages import JOINING, LEAVING_STATIC, ConsumerHeartbeat, ConsumerReply
 from headrace.groups.consumer_protocol import (
     CONSUMER,
     ConsumerSubscription,
@@ -69,22 +60,12 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
+from headrace.groups.modern_group import Kinds, ModernGroup, Parked, Reply, Timing, Write
 from headrace.groups.records import encode_group_key
 from headrace.groups.roster import member_fault
 from headrace.groups.topic_catalog import TopicCatalog
 
 logger = logging.getLogger(__name__)
-
-COMPUTE_SECONDS_PER_MEMBER: Final = 20e-6
-COMPUTE_SECONDS_PER_PARTITION: Final = 5e-6
-COMPUTE_SHARE: Final = 0.2
-"""Of the time that computing targets of one group may take, as far as it is estimated."""
-RETRY_SECONDS: Final = 0.5
-"""Between a write that failed and the next."""
-COMPUTE_UNNOTICED_SECONDS: Final = 0.005
-"""Groups that are computed in less do it in every turn that asks for it."""
-
-Reply = ConsumerReply | JoinReply | SyncReply
 
 
 class ConsumerState(Enum):
@@ -95,38 +76,12 @@ class ConsumerState(Enum):
     DEAD = "Dead"
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Of the members of one group that speak the consumer protocol."""
-
-    session_timeout_ms: int
-    heartbeat_interval_ms: int
-
-
-@dataclass(slots=True)
-class Write:
-    """Records to append; `written` with this and the code when it is known."""
-
-    number: int
-    records: list[Record]
-    keys: frozenset[ConsumerGroupKey]
-    members: list[ConsumerMember]
-    ends_classic: bool
-
-
-@dataclass(slots=True)
-class _Parked:
-    """A request that waits for a target assignment."""
-
-    ticket: object
-    member: ConsumerMember
-    owned: Assignment | None
-    assigned: Assignment | None
-    """What the member was told before, None if it has to be told in any case."""
-
-
-class ConsumerGroup:
-    group_type: Final = "consumer"
+class ConsumerGroup(ModernGroup):
+    group_type: ClassVar[str] = "consumer"
+    protocol_type: ClassVar[str] = CONSUMER
+    kinds: ClassVar[Kinds] = Kinds(
+        RecordKind.GROUP, RecordKind.MEMBER, RecordKind.TARGET_EPOCH, RecordKind.TARGET, RecordKind.CURRENT
+    )
 
     def __init__(
         self,
@@ -137,29 +92,14 @@ class ConsumerGroup:
         draw_id: Callable[[], str],
         now: Moment,
     ) -> None:
-        self.group_id = group_id
-        self.epoch = 0
-        self.target_epoch = 0
-        self.target: dict[str, Assignment] = {}
-        self.assignor = ""
-        """That computed the target."""
-        self.members: dict[str, ConsumerMember] = {}
+        super().__init__(group_id, catalog, timing, draw_id, now)
         self.static: dict[str, str] = {}
         """Member id of each instance id."""
         self.held: dict[Partition, str] = {}
         """Who holds each partition: nobody else gets it before it is given up."""
-        self.topics: frozenset[str] = frozenset()
-        """Names that members subscribe to, as far as expressions stand for any; as of the last raise of the epoch."""
-        self.empty_since_ms = now.wall_ms
-        self.next_deadline = NEVER
-        self.is_dead = False
         self._classic = 0
         """How many members speak the classic protocol."""
-        self._catalog = catalog
         self._limits = limits
-        self._timing = timing
-        self._draw_id = draw_id
-        self._topics_hash = 0
         self._ends_classic = False
         """A record of the classic group that it was has to go."""
         self._patterns: dict[str, frozenset[str]] = {}
@@ -168,18 +108,6 @@ class ConsumerGroup:
         self._later_patterns: set[str] = set()
         """New ones of members that name topics too: they count from the next heartbeat on. Kafka looks for what matches
         after its answer, and clients take it that the topics named come first."""
-        self._compute_at = 0.0
-        self._write_at = 0.0
-        """After a write that failed the next one waits."""
-        self._marked: dict[ConsumerGroupKey, None] = {}
-        """Keys whose records are not written as they are now, in the order in which they changed."""
-        self._touched: dict[ConsumerMember, None] = {}
-        self._parked: list[_Parked] = []
-        self._write = 1
-        """Number of the next write."""
-        self._waiting: dict[int, list[tuple[object, Reply]]] = {1: []}
-        """Answers that are given when their write is done."""
-        self._answers: list[Answer] = []
 
     @classmethod
     def restored(
@@ -194,17 +122,8 @@ class ConsumerGroup:
     ) -> ConsumerGroup:
         """The group as its records say; every session begins anew. Topics may have changed meanwhile."""
         group = cls(group_id, catalog, limits, timing, draw_id, now)
-        kept = pieces.epoch or GroupEpoch(0)
-        group.epoch, group._topics_hash = kept.epoch, kept.topics_hash
-        group.target_epoch = min(pieces.target_epoch, kept.epoch)
-        if kept.empty_since_ms >= 0:
-            group.empty_since_ms = kept.empty_since_ms
-        for member_id, subscription in pieces.members.items():
-            member = ConsumerMember(member_id, subscription)
-            group._enter(member)
-            group._hold(member, pieces.current.get(member_id, member.current))
-            group.target[member_id] = pieces.targets.get(member_id, NOTHING)
-            group._hear(member, now)
+        group._restore(pieces, now)
+        for member in group.members.values():
             if member.current.state is MemberState.UNREVOKED_PARTITIONS:
                 group._give_time(member, now)
         for pattern in pieces.patterns:
@@ -234,171 +153,76 @@ class ConsumerGroup:
         return self.state.value
 
     @property
-    def is_empty(self) -> bool:
-        return not self.members and not self.is_dead
-
-    @property
-    def is_vacant(self) -> bool:
-        """Whether nobody is in it, or about to be."""
-        return self.is_empty
-
-    @property
-    def never_used(self) -> bool:
-        """Nothing of it is in the log and nobody is in it."""
-        return not self.members and not self.epoch
-
-    @property
-    def protocol_type(self) -> str:
-        return CONSUMER
-
-    @property
-    def state_since_ms(self) -> int:
-        """Of an empty group."""
-        return self.empty_since_ms
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether `settle` has something to do."""
-        behind = self.epoch > self.target_epoch
-        return not self.is_dead and bool(behind or self._marked or self._parked or self._waiting[self._write])
-
-    @property
-    def settle_at(self) -> float:
-        """When: a target assignment may have to wait, and a write after one that failed."""
-        return self._write_at if self._marked or self._waiting[self._write] else max(self._compute_at, self._write_at)
-
-    @property
     def is_all_classic(self) -> bool:
         return 0 < len(self.members) == self._classic
-
-    def answers(self) -> Sequence[Answer]:
-        """Answers that can be given now; each once."""
-        found, self._answers = self._answers, []
-        return found
 
     def subscribed_topics(self) -> frozenset[str]:
         return self.topics
 
     # Members of the consumer protocol
 
-    def heartbeat(self, ticket: object, request: ConsumerHeartbeat, now: Moment) -> None:
-        """The group's own members, and such as want to be."""
-        if request.member_epoch in (LEAVING, LEAVING_STATIC):
-            self._leave(ticket, request, now)
-            return
-        fault = self._heartbeat_fault(request)
-        if fault is not None:
-            self._answers.append(Answer(ticket, fault))
-            return
+    def _take(self, ticket: object, request: ConsumerHeartbeat, now: Moment) -> None:
         if self._later_patterns and self.epoch == self.target_epoch:
             self._later_patterns.clear()
             self._raise_epoch(now)
-        count = len(self.members)
-        member = self.members.get(request.member_id)
-        if request.member_epoch == JOINING:
-            member = self._joining(request.member_id or self._draw_id(), request.instance_id)
-        assert member is not None, "a heartbeat without a fault has its member"
-        assigned = None if request.is_whole else member.current.assigned
-        changed = len(self.members) > count
-        if request.tells_of(member.subscription):
-            changed |= self._subscribe(member, request.subscription(member.subscription))
-        if changed:
-            self._raise_epoch(now)
-        self._hear(member, now)
-        is_new = member.current.epoch <= JOINING or member.write == self._write
-        if self.epoch > self.target_epoch and is_new:
-            self._parked.append(_Parked(ticket, member, request.owned, assigned))
-        else:
-            self._answer_heartbeat(ticket, member, request.owned, assigned, now)
-
-    def _answer_heartbeat(
-        self, ticket: object, member: ConsumerMember, owned: Assignment | None, assigned: Assignment | None, now: Moment
-    ) -> None:
-        """`assigned`: what the member is known to have been told; None if it has to be told in any case."""
-        self._reconcile(member, owned, now)
-        current = member.current
-        same = assigned is current.assigned or (assigned is not None and assigned == current.assigned)
-        told = None if same else current.assigned
-        interval_ms = self._timing().heartbeat_interval_ms
-        reply = ConsumerReply(ErrorCode.NONE, None, member.member_id, current.epoch, interval_ms, told)
-        self._answer_after(ticket, reply, member)
+        super()._take(ticket, request, now)
 
     def _heartbeat_fault(self, request: ConsumerHeartbeat) -> ConsumerReply | None:
-        limits = self._limits()
-        if request.assignor is not None and request.assignor not in limits.assignors:
-            known = ", ".join(limits.assignors)
-            reason = f"there is no assignor {request.assignor!r}; there are {known}"
+        assignors = self._limits().assignors
+        if request.assignor is not None and request.assignor not in assignors:
+            reason = f"there is no assignor {request.assignor!r}; there are {', '.join(assignors)}"
             return ConsumerReply(ErrorCode.UNSUPPORTED_ASSIGNOR, reason)
         if request.pattern:
             try:
                 self._catalog.matching(request.pattern)
             except InvalidPattern as error:
                 return ConsumerReply(error.kafka_code, str(error))
-        if request.member_epoch == JOINING:
-            return self._joining_fault(request, limits)
-        fault = member_fault(self.members, self.static, request.member_id, request.instance_id)
-        if fault != ErrorCode.NONE:
-            return ConsumerReply(fault, f"{request.member_id} is no member of group {self.group_id}")
-        current = self.members[request.member_id].current
-        if request.member_epoch == current.epoch:
-            return None
-        was_told = request.member_epoch == current.previous_epoch and is_within(request.owned, current.assigned)
-        if request.member_epoch < current.epoch and was_told:
-            return None
-        reason = f"member epoch {request.member_epoch} is not {current.epoch}: give up all partitions and join again"
-        return ConsumerReply(ErrorCode.FENCED_MEMBER_EPOCH, reason)
+        return super()._heartbeat_fault(request)
 
-    def _joining_fault(self, request: ConsumerHeartbeat, limits: ConsumerLimits) -> ConsumerReply | None:
-        instance_id = request.instance_id
-        former = None if instance_id is None else self.members.get(self.static.get(instance_id, ""))
-        if former is not None:
-            is_released = former.current.epoch == LEAVING_STATIC or former.is_classic
-            if former.member_id != request.member_id and not is_released:
-                reason = f"instance id {instance_id} belongs to member {former.member_id}, which has not left"
-                return ConsumerReply(ErrorCode.UNRELEASED_INSTANCE_ID, reason)
-        elif request.member_id not in self.members and len(self.members) >= limits.max_size:
-            reason = f"group {self.group_id} has {len(self.members)} members, as many as it may have"
-            return ConsumerReply(ErrorCode.GROUP_MAX_SIZE_REACHED, reason)
-        return None
+    def _joining_fault(self, request: ConsumerHeartbeat) -> ConsumerReply | None:
+        former = self._former(request.instance_id)
+        if former is None:
+            return super()._joining_fault(request)
+        is_released = former.current.epoch == LEAVING_STATIC or former.is_classic
+        if former.member_id == request.member_id or is_released:
+            return None
+        reason = f"instance id {request.instance_id} belongs to member {former.member_id}, which has not left"
+        return ConsumerReply(ErrorCode.UNRELEASED_INSTANCE_ID, reason)
+
+    def _former(self, instance_id: str | None) -> ConsumerMember | None:
+        """Who has the instance id."""
+        return None if instance_id is None else self.members.get(self.static.get(instance_id, ""))
+
+    def _member_fault(self, request: ConsumerHeartbeat) -> int:
+        return member_fault(self.members, self.static, request.member_id, request.instance_id)
+
+    def _may_repeat(self, request: ConsumerHeartbeat, current: CurrentAssignment) -> bool:
+        return is_within(request.owned, current.assigned)
+
+    def _max_size(self) -> int:
+        return self._limits().max_size
 
     def _joining(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         """A new member, one that joins again, or a static one that comes back."""
-        member = self.members.get(member_id)
-        if member is not None:
-            return member
-        member = ConsumerMember(member_id)
-        former = None if instance_id is None else self.members.get(self.static.get(instance_id, ""))
-        if former is None:
-            self._enter(member)
-            self.target[member_id] = NOTHING
-            self._mark_member(member, RecordKind.MEMBER, RecordKind.TARGET, RecordKind.CURRENT)
-            return member
-        member.subscription = former.subscription
+        former = self._former(instance_id)
+        if member_id in self.members or former is None:
+            return super()._joining(member_id, instance_id)
+        member = ConsumerMember(member_id, former.subscription)
         assigned, target = former.current.assigned, self.target.get(former.member_id, NOTHING)
         self._drop(former)
-        self._enter(member)
-        self.target[member_id] = target
+        self._admit(member, target)
         self._hold(member, CurrentAssignment(assigned=assigned))
-        self._mark_member(member, RecordKind.MEMBER, RecordKind.TARGET, RecordKind.CURRENT)
         return member
 
-    def _leave(self, ticket: object, request: ConsumerHeartbeat, now: Moment) -> None:
-        fault = member_fault(self.members, self.static, request.member_id, request.instance_id)
-        if fault != ErrorCode.NONE:
-            reason = f"{request.member_id} is no member of group {self.group_id}"
-            self._answers.append(Answer(ticket, ConsumerReply(fault, reason)))
-            return
-        member = self.members[request.member_id]
-        if request.member_epoch == LEAVING_STATIC and member.subscription.instance_id is not None:
+    def _depart(self, member: ConsumerMember, member_epoch: int, now: Moment) -> None:
+        if member_epoch == LEAVING_STATIC and member.subscription.instance_id is not None:
             self._hear(member, now)
             kept = CurrentAssignment(LEAVING_STATIC, LEAVING_STATIC, assigned=member.current.assigned)
             self._hold(member, kept)
             member.rebalance_deadline = NEVER
             self._mark_member(member, RecordKind.CURRENT)
         else:
-            self._remove((member,), now)
-        reply = ConsumerReply(ErrorCode.NONE, None, request.member_id, request.member_epoch)
-        self._waiting[self._write].append((ticket, reply))
+            super()._depart(member, member_epoch, now)
 
     # Members of the classic protocol
 
@@ -431,7 +255,7 @@ class ConsumerGroup:
         member.rebalance_deadline = NEVER
         owned = self._by_id(subscription.owned)
         if self.epoch > self.target_epoch:
-            self._parked.append(_Parked(ticket, member, owned, None))
+            self._parked.append(Parked(ticket, member, owned, None))
         else:
             self._answer_join(ticket, member, owned, now)
 
@@ -563,37 +387,25 @@ class ConsumerGroup:
 
     # Topics
 
-    def topics_changed(self, names: frozenset[str] | None, now: Moment) -> None:
-        """Topics of these names came, went or changed; None: any may have."""
-        if not self.members or self.is_dead or self.epoch > self.target_epoch:
-            return
-        patterns_differ = any(self._matching(text) != found for text, found in self._patterns.items())
-        if names is not None and names.isdisjoint(self.topics) and not patterns_differ:
-            return
-        before = self._topics_hash
-        self._look_at_topics()
-        if self._topics_hash != before:
-            self._raise_epoch(now)
+    def _patterns_differ(self) -> bool:
+        return any(self._matching(text) != found for text, found in self._patterns.items())
 
-    def _look_at_topics(self) -> None:
-        """Which topics the members subscribe to now, and whether they are as they were."""
+    def _matching_topics(self) -> frozenset[str]:
         texts = {text for member in self.members.values() if (text := member.subscription.pattern) is not None}
         texts -= self._later_patterns
         for text in self._patterns.keys() - texts:
             del self._patterns[text]
             self._dumb_patterns.discard(text)
             self._mark(RecordKind.PATTERN, text)
-        found: set[str] = set()
         for text in texts:
             matching = self._matching(text)
             if self._patterns.get(text) != matching:
                 self._patterns[text] = matching
                 self._mark(RecordKind.PATTERN, text)
-            found |= matching
-        for topics in {member.subscription.topics for member in self.members.values()}:
-            found.update(topics)
-        self.topics = frozenset(found)
-        self._topics_hash = self._catalog.digest(found)
+        return frozenset().union(*self._patterns.values())
+
+    def _matching_of(self, told: MemberSubscription) -> frozenset[str]:
+        return self._patterns.get(told.pattern or "", frozenset())
 
     def _matching(self, text: str) -> frozenset[str]:
         """An expression that was taken, and that is none here, or takes too long over the topics that there are now,
@@ -619,62 +431,20 @@ class ConsumerGroup:
     # The target assignment
 
     def settle(self, now: Moment) -> Write | None:
-        """Compute the target if it is time, go on with who waits for it, and say what is to be written, if anything
-        is. Called at the end of a turn, and when the pause after a large target is over."""
-        if now.seconds < self._write_at:
-            self._note_deadline(self._write_at)
-            return None
-        if self.epoch > self.target_epoch and now.seconds >= self._compute_at:
-            self._compute(now)
-        if self.epoch > self.target_epoch:
-            self._note_deadline(self._compute_at)
-        else:
-            self._go_on(now)
-        if not self._marked:
-            self._give_what_waits()
-            return None
-        keys, self._marked = frozenset(self._marked), {}
-        members, self._touched = list(self._touched), {}
-        found = [self._record(key) for key in sorted(keys, key=_order)]
-        ends_classic, self._ends_classic = self._ends_classic, False
-        if ends_classic:
-            found.insert(0, (encode_group_key(self.group_id), None))
-        write = Write(self._write, found, keys, members, ends_classic)
-        self._write += 1
-        self._waiting[self._write] = []
+        write = super().settle(now)
+        if write is not None and self._ends_classic:
+            write.records.insert(0, (encode_group_key(self.group_id), None))
+            write.ends_classic, self._ends_classic = True, False
         return write
 
-    def _give_what_waits(self) -> None:
-        """Nothing was changed by who waits for the next write."""
-        waiting, self._waiting[self._write] = self._waiting[self._write], []
-        self._answers += [Answer(ticket, reply) for ticket, reply in waiting]
+    def written(self, write: Write, error_code: int, now: Moment) -> None:
+        if error_code != ErrorCode.NONE:
+            self._ends_classic |= write.ends_classic
+        super().written(write, error_code, now)
 
-    def _compute(self, now: Moment) -> None:
-        """Once for each raise of the epoch, however many members caused it."""
-        self._look_at_topics()
-        ids: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
-        topics = self._catalog.topics
-        subscribers = []
-        for member in self.members.values():
-            told = member.subscription
-            key = told.topics, told.pattern
-            if key not in ids:
-                names = frozenset(told.topics) | self._patterns.get(told.pattern or "", frozenset())
-                ids[key] = frozenset([topics[name].topic_id for name in names if name in topics])
-            before = self.target.get(member.member_id, NOTHING)
-            subscribers.append(Subscriber(member.member_id, ids[key], told.instance_id, told.rack, before))
+    def _assign(self, known: dict[bytes, AssignedTopic], subscribers: Sequence[Subscriber]) -> dict[str, Assignment]:
         self.assignor = self._chosen_assignor()
-        known = {topics[name].topic_id: topics[name] for name in self.topics if name in topics}
-        target = ASSIGNORS[self.assignor](known, subscribers)
-        for member_id, assignment in target.items():
-            if assignment != self.target.get(member_id):
-                self._mark(RecordKind.TARGET, member_id)
-        self.target, self.target_epoch = target, self.epoch
-        self._mark(RecordKind.GROUP)
-        self._mark(RecordKind.TARGET_EPOCH)
-        partitions = sum(topic.partitions for topic in known.values())
-        cost = len(subscribers) * COMPUTE_SECONDS_PER_MEMBER + partitions * COMPUTE_SECONDS_PER_PARTITION
-        self._compute_at = now.seconds + (cost / COMPUTE_SHARE if cost > COMPUTE_UNNOTICED_SECONDS else 0.0)
+        return ASSIGNORS[self.assignor](known, subscribers)
 
     def _chosen_assignor(self) -> str:
         """What most members ask for, of those that are allowed."""
@@ -683,20 +453,16 @@ class ConsumerGroup:
         found = max(allowed, key=lambda name: votes[name])
         return found if votes[found] else allowed[0]
 
-    def _go_on(self, now: Moment) -> None:
-        parked, self._parked = self._parked, []
-        for one in parked:
-            if self.members.get(one.member.member_id) is not one.member:
-                self._answers.append(Answer(one.ticket, self._unknown(one.member)))
-            elif one.member.is_classic:
-                self._answer_join(one.ticket, one.member, one.owned, now)
-            else:
-                self._answer_heartbeat(one.ticket, one.member, one.owned, one.assigned, now)
+    def _answer_parked(self, one: Parked, now: Moment) -> None:
+        if one.member.is_classic:
+            self._answer_join(one.ticket, one.member, one.owned, now)
+        else:
+            super()._answer_parked(one, now)
 
     def _unknown(self, member: ConsumerMember) -> Reply:
         if member.is_classic:
             return JoinReply(ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
-        return ConsumerReply(ErrorCode.UNKNOWN_MEMBER_ID, "the member has left", member.member_id)
+        return super()._unknown(member)
 
     def _reconcile(self, member: ConsumerMember, owned: Assignment | None, now: Moment) -> None:
         target = self.target.get(member.member_id, NOTHING)
@@ -723,83 +489,47 @@ class ConsumerGroup:
 
     # Time
 
-    def expire(self, now: Moment) -> None:
-        """Act on every deadline that has come."""
-        gone = [
-            member
-            for member in self.members.values()
-            if member.deadline <= now.seconds or member.rebalance_deadline <= now.seconds
-        ]
-        self._remove(gone, now)
-        deadlines = (min(member.deadline, member.rebalance_deadline) for member in self.members.values())
-        self.next_deadline = min(deadlines, default=NEVER)
-        if self.unsettled and self.settle_at > now.seconds:
-            self._note_deadline(self.settle_at)
-
-    def _hear(self, member: ConsumerMember, now: Moment) -> None:
+    def _session_timeout_ms(self, member: ConsumerMember) -> int:
         classic = member.subscription.classic
-        timeout_ms = self._timing().session_timeout_ms if classic is None else classic.session_timeout_ms
-        member.deadline = now.seconds + timeout_ms / 1000
-        self._note_deadline(member.deadline)
+        return super()._session_timeout_ms(member) if classic is None else classic.session_timeout_ms
 
     def _give_time(self, member: ConsumerMember, now: Moment) -> None:
         """For a step that the others wait for."""
         member.rebalance_deadline = now.seconds + max(0, member.subscription.rebalance_timeout_ms) / 1000
         self._note_deadline(member.rebalance_deadline)
 
-    def _note_deadline(self, deadline: float) -> None:
-        self.next_deadline = min(self.next_deadline, deadline)
-
     # Members come and go
 
     def _subscribe(self, member: ConsumerMember, told: MemberSubscription) -> bool:
-        """Take what a member says of itself; true if it changes who gets what."""
         before = member.subscription
         if told == before:
             return False
-        member.subscription = told
+        differs = super()._subscribe(member, told)
         self._classic += (told.classic is not None) - (before.classic is not None)
         if told.instance_id is not None:
             self.static[told.instance_id] = member.member_id
-        self._mark_member(member, RecordKind.MEMBER)
         if told.pattern and told.topics and told.pattern not in self._patterns:
             self._later_patterns.add(told.pattern)
         elif told.pattern:
             self._later_patterns.discard(told.pattern)
-        return told.topics != before.topics or told.pattern != before.pattern
-
-    def _raise_epoch(self, now: Moment) -> None:
-        self.epoch += 1
-        self._mark(RecordKind.GROUP)
-        if not self.members:
-            self.empty_since_ms = now.wall_ms
+        return differs or told.pattern != before.pattern
 
     def _enter(self, member: ConsumerMember) -> None:
-        self.members[member.member_id] = member
+        super()._enter(member)
         self._classic += member.is_classic
         instance_id = member.subscription.instance_id
         if instance_id is not None:
             self.static[instance_id] = member.member_id
 
-    def _remove(self, gone: Sequence[ConsumerMember], now: Moment) -> None:
-        for member in gone:
-            self._drop(member)
-        if gone:
-            self._raise_epoch(now)
-
     def _drop(self, member: ConsumerMember) -> None:
         self._hold(member, CurrentAssignment())
-        del self.members[member.member_id]
+        super()._drop(member)
         self._classic -= member.is_classic
-        self.target.pop(member.member_id, None)
         instance_id = member.subscription.instance_id
         if instance_id is not None and self.static.get(instance_id) == member.member_id:
             del self.static[instance_id]
-        for kind in (RecordKind.CURRENT, RecordKind.TARGET, RecordKind.MEMBER):
-            self._mark(kind, member.member_id)
 
     def _hold(self, member: ConsumerMember, current: CurrentAssignment) -> None:
-        """The member holds this now, and nothing else."""
         before = {*partitions_of(member.current.assigned), *partitions_of(member.current.revoking)}
         after = {*partitions_of(current.assigned), *partitions_of(current.revoking)}
         for place in before - after:
@@ -820,33 +550,12 @@ class ConsumerGroup:
                 self._waiting[self._write].append((ticket, reply))
         return departed
 
-    def remove(self, error_code: int, now: Moment) -> None:
-        """The group ends here; everyone who waits is told this code."""
-        self.is_dead = True
-        self.next_deadline = NEVER
-        for one in self._parked:
-            reply = self._unknown(one.member)
-            self._answers.append(Answer(one.ticket, _failed(reply, error_code)))
-        self._parked = []
-        for waiting in self._waiting.values():
-            self._answers += [Answer(ticket, _failed(reply, error_code)) for ticket, reply in waiting]
-        self._waiting = {self._write: []}
-
     # Records
 
-    def tombstones(self) -> list[Record]:
-        """What removes all of it from the log."""
-        keys = {*self._keys(), *self._marked}
-        return [(records.encode_key(key), None) for key in sorted(keys, key=_order)]
-
     def _keys(self) -> Iterator[ConsumerGroupKey]:
-        yield ConsumerGroupKey(RecordKind.GROUP, self.group_id)
-        yield ConsumerGroupKey(RecordKind.TARGET_EPOCH, self.group_id)
+        yield from super()._keys()
         for text in self._patterns:
             yield ConsumerGroupKey(RecordKind.PATTERN, self.group_id, text)
-        for member_id in self.members:
-            for kind in (RecordKind.MEMBER, RecordKind.TARGET, RecordKind.CURRENT):
-                yield ConsumerGroupKey(kind, self.group_id, member_id)
 
     def adopt(self, generation_id: int, members: Iterable[ConsumerMember], now: Moment) -> None:
         """Be what a classic group was, with its members; its record goes with the first write."""
@@ -871,60 +580,20 @@ class ConsumerGroup:
         version = int.from_bytes(metadata[:2], "big", signed=True)
         return encode_assignment(self._by_name(member.current.assigned), version)
 
-    def _mark(self, kind: RecordKind, name: str = "") -> None:
-        self._marked[ConsumerGroupKey(kind, self.group_id, name)] = None
-
-    def _mark_member(self, member: ConsumerMember, *kinds: RecordKind) -> None:
-        for kind in kinds:
-            self._mark(kind, member.member_id)
-        self._touch(member)
-
-    def _touch(self, member: ConsumerMember) -> None:
-        member.write = self._write
-        self._touched[member] = None
-
-    def _answer_after(self, ticket: object, reply: Reply, member: ConsumerMember) -> None:
-        """Answer when the last change of the member is in the log."""
-        waiting = self._waiting.get(member.write)
-        if waiting is None:
-            self._answers.append(Answer(ticket, reply))
-        else:
-            waiting.append((ticket, reply))
-
-    def written(self, write: Write, error_code: int, now: Moment) -> None:
-        """What a write asked for is in the log, or failed with this code."""
-        if error_code != ErrorCode.NONE:
-            self._write_at = now.seconds + RETRY_SECONDS
-            self._note_deadline(self._write_at)
-            self._ends_classic |= write.ends_classic
-            for key in write.keys:
-                self._marked.setdefault(key)
-            for member in write.members:
-                self._touch(member)
-        for ticket, reply in self._waiting.pop(write.number, ()):
-            self._answers.append(Answer(ticket, _failed(reply, error_code) if error_code else reply))
-
-    def _record(self, key: ConsumerGroupKey) -> Record:
-        return records.encode_key(key), self._value(key)
-
     def _value(self, key: ConsumerGroupKey) -> bytes | None:
         kind, name = key.kind, key.name
         if kind is RecordKind.GROUP:
             since_ms = -1 if self.members else self.empty_since_ms
             return records.encode_group_epoch(GroupEpoch(self.epoch, self._topics_hash, since_ms))
-        if kind is RecordKind.TARGET_EPOCH:
-            return records.encode_target_epoch(self.target_epoch)
         if kind is RecordKind.PATTERN:
             topics = self._patterns.get(name)
             return None if topics is None else records.encode_pattern(sorted(topics), self._catalog.version, 0)
         member = self.members.get(name)
-        if member is None or kind is RecordKind.PARTITIONS:
-            return None
-        if kind is RecordKind.MEMBER:
+        if member is not None and kind is RecordKind.MEMBER:
             return records.encode_subscription(member.subscription)
-        if kind is RecordKind.TARGET:
-            return records.encode_target(self.target.get(name, NOTHING))
-        return records.encode_current(member.current)
+        if member is not None and kind is RecordKind.CURRENT:
+            return records.encode_current(member.current)
+        return super()._value(key)
 
 
 def _classic_subscription(request: JoinRequest) -> ConsumerSubscription | None:
@@ -935,14 +604,3 @@ def _classic_subscription(request: JoinRequest) -> ConsumerSubscription | None:
         return decode_subscription(request.protocols[0][1])
     except CorruptBatch:
         return None
-
-
-def _failed(reply: Reply, error_code: int) -> Reply:
-    if isinstance(reply, ConsumerReply):
-        return ConsumerReply(error_code, None, reply.member_id)
-    return JoinReply(error_code, reply.member_id) if isinstance(reply, JoinReply) else SyncReply(error_code)
-
-
-def _order(key: ConsumerGroupKey) -> tuple[int, str]:
-    """The group's own record first: it tells whoever replays that the group is of this kind."""
-    return key.kind, key.name

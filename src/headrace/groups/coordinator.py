@@ -29,7 +29,7 @@ from headrace.coordinators.state_log import (
 from headrace.coordinators.wall import Wall
 from headrace.errors import ErrorCode
 from headrace.groups import descriptions, offsets
-from headrace.groups.consumer_group import ConsumerGroup, Timing, Write
+from headrace.groups.consumer_group import ConsumerGroup
 from headrace.groups.consumer_messages import JOINING, ConsumerHeartbeat, ConsumerReply, DescribedConsumerGroup
 from headrace.groups.consumer_records import GroupEpoch, GroupPieces
 from headrace.groups.descriptions import Lag
@@ -53,6 +53,7 @@ from headrace.groups.messages import (
     TransactionalCommit,
 )
 from headrace.groups.migration import downgraded, may_downgrade, may_upgrade, upgrade
+from headrace.groups.modern_group import Timing, Write
 from headrace.groups.offsets import NO_TOPIC_ID, TopicId, expired
 from headrace.groups.records import (
     OffsetAndMetadata,
