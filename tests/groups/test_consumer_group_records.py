@@ -46,7 +46,7 @@ def test_keys_are_kafkas(key: ConsumerGroupKey, content: bytes) -> None:
 
 def test_keys_of_other_kinds_are_not_known() -> None:
     assert records.decode_key(b"\0\x01\0\x01g") is None
-    assert records.decode_key(b"\0\x0b\0\x01g") is None
+    assert records.decode_key(b"\0\x11\0\x01g") is None
 
 
 @proves("N1")

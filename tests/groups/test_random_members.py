@@ -168,7 +168,7 @@ class Crowd:
             self.check()
             self.scene.advance(0.5)
             group = self.scene.coordinator._shards[0].groups.get(GROUP)
-            if group is not None and group.state is State.STABLE and len(group.roster) == CLIENTS - 2:
+            if isinstance(group, Group) and group.state is State.STABLE and len(group.roster) == CLIENTS - 2:
                 break
         else:
             raise AssertionError("the group did not become stable")

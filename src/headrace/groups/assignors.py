@@ -14,11 +14,15 @@ that is the quota of each. Pools that share members are poured in turn until non
 each turn that changes something makes the sum of the squares of all loads smaller. Members then keep what they hold
 up to their quota, and the rest is handed out. A thousand members and ten thousand partitions take some tens of
 milliseconds.
+
+`simple` is for share groups (KIP-932), where several members may have one partition: `uniform`, and who has got nothing
+by it shares the partition that has the fewest members. So every partition has a member, and every member a partition.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import heapq
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -309,5 +313,54 @@ def _give_back(
     return left
 
 
+# simple
+
+
+def assign_simple(topics: Topics, subscribers: Sequence[Subscriber], ready: Assignment) -> dict[str, Assignment]:
+    """Of the partitions of these topics, only those that are ready are given to anybody."""
+    target: dict[str, Assignment] = {}
+    for member_id, assignment in assign_uniform(topics, subscribers).items():
+        found = {topic: indexes & ready.get(topic, frozenset()) for topic, indexes in assignment.items()}
+        target[member_id] = {topic: indexes for topic, indexes in found.items() if indexes}
+    members = Counter(place for assignment in target.values() for place in partitions_of(assignment))
+    classes: defaultdict[frozenset[bytes], list[Subscriber]] = defaultdict(list)
+    for member in sorted(subscribers, key=lambda one: one.order):
+        classes[member.topics].append(member)
+    for topic_ids, alike in classes.items():
+        places = [place for topic in sorted(topic_ids & ready.keys()) for place in partitions_of({topic: ready[topic]})]
+        idle = [member for member in alike if not target[member.member_id]]
+        if places and idle:
+            _share(places, len(alike), idle, members, target)
+    return target
+
+
+def _share(
+    places: Sequence[Partition],
+    count: int,
+    idle: Sequence[Subscriber],
+    members: Counter[Partition],
+    target: dict[str, Assignment],
+) -> None:
+    """Give each of the idle, who are some of `count` members that subscribe to the same, one of these partitions: the
+    one that it had, as far as that is in balance, else the one with the fewest members."""
+    allowed, known = set(places), []
+    least, more = divmod(count, len(places))
+    for member in idle:
+        before = next((place for place in partitions_of(member.target) if place in allowed), None)
+        if before is not None and members[before] < least + (more > 0):
+            more -= members[before] == least
+            members[before] += 1
+            target[member.member_id] = by_topic([before])
+        else:
+            known.append(member)
+    fewest = [(members[place], place) for place in places]
+    heapq.heapify(fewest)
+    for member in known:
+        _, place = fewest[0]
+        members[place] += 1
+        heapq.heapreplace(fewest, (members[place], place))
+        target[member.member_id] = by_topic([place])
+
+
 ASSIGNORS: Final[Mapping[str, Assignor]] = {"uniform": assign_uniform, "range": assign_range}
-"""By the names that members ask for; the first is taken where nobody does."""
+"""By the names that members of the consumer protocol ask for; the first is taken where nobody does."""

@@ -1,4 +1,4 @@
-"""Requests to groups of the consumer protocol (KIP-848) and their replies: plain values."""
+"""Requests to groups of the consumer protocol (KIP-848) and share groups (KIP-932), and their replies: plain values."""
 
 from __future__ import annotations
 
@@ -59,6 +59,15 @@ class ConsumerHeartbeat:
             assignor=known.assignor if self.assignor is None else self.assignor,
             classic=None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ShareHeartbeat(ConsumerHeartbeat):
+    """Of a member of a share group (KIP-932), which has no instance id, expression or assignor, and owns nothing."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.topics is not None or self.member_epoch == JOINING
 
 
 @dataclass(frozen=True, slots=True)

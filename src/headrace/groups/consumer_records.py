@@ -1,6 +1,7 @@
 """Records of groups of the consumer protocol (KIP-848) in `__consumer_offsets`: formats of their keys and values.
 
-They are Kafka's own, beside those of `groups/records.py`. The first int16 of a key tells what it is, then come strings
+They are Kafka's own, beside those of `groups/records.py`; those of share groups, whose keys are formed alike, are in
+`groups/share_records.py`. The first int16 of a key tells what it is, then come strings
 with int16 lengths. Values begin with their version, 0, and are flexible: compact strings (null: 0) and arrays, and
 tagged fields at the end of each struct:
 
@@ -50,9 +51,29 @@ class RecordKind(IntEnum):
     TARGET = 7
     CURRENT = 8
     PATTERN = 16
+    SHARE_MEMBER = 10
+    SHARE_GROUP = 11
+    SHARE_TARGET_EPOCH = 12
+    SHARE_TARGET = 13
+    SHARE_CURRENT = 14
+    SHARE_STATES = 15
+
+    @property
+    def is_of_share_group(self) -> bool:
+        return RecordKind.SHARE_MEMBER <= self <= RecordKind.SHARE_STATES
 
 
-NAMED: Final = frozenset((RecordKind.MEMBER, RecordKind.TARGET, RecordKind.CURRENT, RecordKind.PATTERN))
+NAMED: Final = frozenset(
+    (
+        RecordKind.MEMBER,
+        RecordKind.TARGET,
+        RecordKind.CURRENT,
+        RecordKind.PATTERN,
+        RecordKind.SHARE_MEMBER,
+        RecordKind.SHARE_TARGET,
+        RecordKind.SHARE_CURRENT,
+    )
+)
 """Kinds whose keys name a member, or a pattern, behind the group."""
 
 
@@ -131,11 +152,11 @@ def encode_group_epoch(value: GroupEpoch) -> bytes:
     fields = [(_FIRST_TAG, struct.pack(">q", value.topics_hash))] if value.topics_hash else []
     if value.empty_since_ms >= 0:
         fields.append((_EMPTY_SINCE_TAG, struct.pack(">q", value.empty_since_ms)))
-    return struct.pack(">hi", 0, value.epoch) + _tagged(fields)
+    return struct.pack(">hi", 0, value.epoch) + tagged(fields)
 
 
 def decode_group_epoch(value: bytes) -> GroupEpoch:
-    reader = _versioned(value)
+    reader = versioned(value)
     epoch, tagged = reader.int32(), reader.tagged()
     topics, since = tagged.get(_FIRST_TAG), tagged.get(_EMPTY_SINCE_TAG)
     return GroupEpoch(
@@ -144,39 +165,41 @@ def decode_group_epoch(value: bytes) -> GroupEpoch:
 
 
 def encode_target_epoch(epoch: int) -> bytes:
-    return struct.pack(">hi", 0, epoch) + _tagged([])
+    return struct.pack(">hi", 0, epoch) + tagged([])
 
 
 def decode_target_epoch(value: bytes) -> int:
-    return _versioned(value).int32()
+    return versioned(value).int32()
 
 
 def encode_subscription(value: MemberSubscription) -> bytes:
     fields = []
     if value.classic is not None:
-        protocols = [_optional(name) + _compact_bytes(data) + _tagged([]) for name, data in value.classic.protocols]
-        session = struct.pack(">bi", 1, value.classic.session_timeout_ms) + _array(protocols) + _tagged([])
+        protocols = [
+            optional_string(name) + _compact_bytes(data) + tagged([]) for name, data in value.classic.protocols
+        ]
+        session = struct.pack(">bi", 1, value.classic.session_timeout_ms) + array(protocols) + tagged([])
         fields.append((_FIRST_TAG, session))
     parts = (
         struct.pack(">h", 0),
-        _optional(value.instance_id),
-        _optional(value.rack),
+        optional_string(value.instance_id),
+        optional_string(value.rack),
         compact_string(value.client_id),
         compact_string(value.client_host),
-        _array([compact_string(topic) for topic in value.topics]),
-        _optional(value.pattern),
+        array([compact_string(topic) for topic in value.topics]),
+        optional_string(value.pattern),
         struct.pack(">i", value.rebalance_timeout_ms),
-        _optional(value.assignor),
-        _tagged(fields),
+        optional_string(value.assignor),
+        tagged(fields),
     )
     return b"".join(parts)
 
 
 def decode_subscription(value: bytes) -> MemberSubscription:
-    reader = _versioned(value)
+    reader = versioned(value)
     instance_id, rack = reader.optional_compact_string(), reader.optional_compact_string()
     client_id, client_host = reader.compact_string(), reader.compact_string()
-    topics = tuple(_read_array(reader, lambda: reader.compact_string()))
+    topics = tuple(read_array(reader, lambda: reader.compact_string()))
     pattern, timeout_ms, assignor = reader.optional_compact_string(), reader.int32(), reader.optional_compact_string()
     session = reader.tagged().get(_FIRST_TAG)
     return MemberSubscription(
@@ -201,40 +224,44 @@ def _decode_session(reader: Reader) -> ClassicSession | None:
         reader.tagged()
         return name, metadata
 
-    return ClassicSession(reader.int32(), tuple(_read_array(reader, protocol)))
+    return ClassicSession(reader.int32(), tuple(read_array(reader, protocol)))
 
 
 def encode_target(assignment: Assignment) -> bytes:
-    return struct.pack(">h", 0) + _partitions(assignment) + _tagged([])
+    return struct.pack(">h", 0) + partitions(assignment) + tagged([])
 
 
 def decode_target(value: bytes) -> Assignment:
-    return _read_partitions(_versioned(value))
+    return read_partitions(versioned(value))
 
 
 def encode_current(value: CurrentAssignment) -> bytes:
     head = struct.pack(">hiib", 0, value.epoch, value.previous_epoch, value.state)
-    return head + _partitions(value.assigned) + _partitions(value.revoking) + _tagged([])
+    return head + partitions(value.assigned) + partitions(value.revoking) + tagged([])
 
 
 def decode_current(value: bytes) -> CurrentAssignment:
-    reader = _versioned(value)
-    epoch, previous, (state,) = reader.int32(), reader.int32(), reader.take(1)
+    reader = versioned(value)
+    epoch, previous, state = reader.int32(), reader.int32(), member_state(reader)
+    return CurrentAssignment(epoch, previous, state, read_partitions(reader), read_partitions(reader))
+
+
+def member_state(reader: Reader) -> MemberState:
+    (state,) = reader.take(1)
     try:
-        known = MemberState(state)
+        return MemberState(state)
     except ValueError:
         raise CorruptBatch(f"{OFFSETS_TOPIC}: a member in state {state}; states 1 to 3 are known") from None
-    return CurrentAssignment(epoch, previous, known, _read_partitions(reader), _read_partitions(reader))
 
 
 def encode_pattern(topics: Sequence[str], version: int, time_ms: int) -> bytes:
     names = [compact_string(topic) for topic in topics]
-    return struct.pack(">h", 0) + _array(names) + struct.pack(">qq", version, time_ms) + _tagged([])
+    return struct.pack(">h", 0) + array(names) + struct.pack(">qq", version, time_ms) + tagged([])
 
 
 def decode_pattern(value: bytes) -> tuple[str, ...]:
-    reader = _versioned(value)
-    return tuple(_read_array(reader, lambda: reader.compact_string()))
+    reader = versioned(value)
+    return tuple(read_array(reader, lambda: reader.compact_string()))
 
 
 # Groups.
@@ -264,18 +291,18 @@ class GroupPieces:
         elif kind is RecordKind.PATTERN:
             (self.patterns.discard if value is None else self.patterns.add)(name)
         elif kind is RecordKind.MEMBER:
-            _put(self.members, name, None if value is None else decode_subscription(value))
+            put(self.members, name, None if value is None else decode_subscription(value))
         elif kind is RecordKind.TARGET:
-            _put(self.targets, name, None if value is None else decode_target(value))
+            put(self.targets, name, None if value is None else decode_target(value))
         else:
-            _put(self.current, name, None if value is None else decode_current(value))
+            put(self.current, name, None if value is None else decode_current(value))
 
     @property
     def is_over(self) -> bool:
         return self.epoch is None and not self.members
 
 
-def _put(table: dict[str, T], name: str, value: T | None) -> None:
+def put(table: dict[str, T], name: str, value: T | None) -> None:
     if value is None:
         table.pop(name, None)
     else:
@@ -285,20 +312,20 @@ def _put(table: dict[str, T], name: str, value: T | None) -> None:
 # Parts of values.
 
 
-def _versioned(value: bytes) -> Reader:
+def versioned(value: bytes) -> Reader:
     reader = Reader(value)
     version = reader.int16()
     if version != 0:
-        raise CorruptBatch(f"{OFFSETS_TOPIC}: a record of a consumer group has version {version}; 0 is known")
+        raise CorruptBatch(f"{OFFSETS_TOPIC}: a record of a group has version {version}; 0 is known")
     return reader
 
 
-def _tagged(fields: Sequence[tuple[int, bytes]]) -> bytes:
+def tagged(fields: Sequence[tuple[int, bytes]]) -> bytes:
     parts = (uvarint(tag) + uvarint(len(content)) + content for tag, content in fields)
     return uvarint(len(fields)) + b"".join(parts)
 
 
-def _optional(text: str | None) -> bytes:
+def optional_string(text: str | None) -> bytes:
     return b"\x00" if text is None else compact_string(text)
 
 
@@ -306,27 +333,31 @@ def _compact_bytes(content: bytes) -> bytes:
     return uvarint(len(content) + 1) + content
 
 
-def _array(parts: Sequence[bytes]) -> bytes:
+def array(parts: Sequence[bytes]) -> bytes:
     return uvarint(len(parts) + 1) + b"".join(parts)
 
 
-def _read_array(reader: Reader, read_one: Callable[[], T]) -> list[T]:
+def read_array(reader: Reader, read_one: Callable[[], T]) -> list[T]:
     return [read_one() for _ in range(reader.uvarint() - 1)]
 
 
-def _partitions(assignment: Assignment) -> bytes:
-    return _array(
-        [
-            topic + uvarint(len(indexes) + 1) + struct.pack(f">{len(indexes)}i", *sorted(indexes)) + _tagged([])
-            for topic, indexes in sorted(assignment.items())
-        ]
-    )
+def partitions(assignment: Assignment) -> bytes:
+    return array([topic + indexes_of(indexes) + tagged([]) for topic, indexes in sorted(assignment.items())])
 
 
-def _read_partitions(reader: Reader) -> Assignment:
+def indexes_of(partitions: frozenset[int]) -> bytes:
+    return uvarint(len(partitions) + 1) + struct.pack(f">{len(partitions)}i", *sorted(partitions))
+
+
+def read_partitions(reader: Reader) -> Assignment:
     found: dict[bytes, frozenset[int]] = {}
     for _ in range(reader.uvarint() - 1):
-        topic, count = reader.take(16), max(0, reader.uvarint() - 1)
-        found[topic] = frozenset(struct.unpack(f">{count}i", reader.take(4 * count)))
+        topic = reader.take(16)
+        found[topic] = read_indexes(reader)
         reader.tagged()
     return found
+
+
+def read_indexes(reader: Reader) -> frozenset[int]:
+    count = max(0, reader.uvarint() - 1)
+    return frozenset(struct.unpack(f">{count}i", reader.take(4 * count)))

@@ -34,7 +34,7 @@ from headrace.groups.consumer_messages import JOINING, ConsumerHeartbeat, Consum
 from headrace.groups.consumer_records import GroupEpoch, GroupPieces
 from headrace.groups.descriptions import Lag
 from headrace.groups.group import Action, Answer, Group, Moment, State, Store
-from headrace.groups.limits import ConsumerLimits, CoordinatorLimits
+from headrace.groups.limits import ConsumerLimits, CoordinatorLimits, ShareLimits
 from headrace.groups.messages import (
     NO_GENERATION,
     CommitRequest,
@@ -53,7 +53,7 @@ from headrace.groups.messages import (
     TransactionalCommit,
 )
 from headrace.groups.migration import downgraded, may_downgrade, may_upgrade, upgrade
-from headrace.groups.modern_group import Timing, Write
+from headrace.groups.modern_group import ModernGroup, Timing, Write
 from headrace.groups.offsets import NO_TOPIC_ID, TopicId, expired
 from headrace.groups.records import (
     OffsetAndMetadata,
@@ -63,8 +63,12 @@ from headrace.groups.records import (
     encode_offset_key,
 )
 from headrace.groups.shard import AnyGroup, Shard, ShardLoad
+from headrace.groups.share_group import ShareGroup
+from headrace.groups.share_groups import Codes, Host, NoPersister, ShareGroups
+from headrace.groups.share_records import SharePieces
 from headrace.groups.topic_catalog import TopicCatalog
 from headrace.ports.clock import Clock
+from headrace.queues.messages import Persister, ShareGroupConfig
 
 GROUPS_PER_TURN: Final = 200
 """Groups that one turn of the loop looks through for what has expired."""
@@ -72,6 +76,7 @@ GROUPS_PER_TURN: Final = 200
 GroupSettings = Callable[[str], Mapping[str, str]]
 """The settings that a group has of its own."""
 ConsumerPorts = tuple[TopicCatalog, Callable[[], ConsumerLimits], Callable[[], Timing], Callable[[], str]]
+SharePorts = tuple[TopicCatalog, Callable[[], ShareLimits], Callable[[], Timing], Callable[[], str]]
 
 
 class GroupCoordinator:
@@ -85,6 +90,7 @@ class GroupCoordinator:
         topic_id: TopicId = lambda _name: NO_TOPIC_ID,
         append_in_transaction: AppendInTransaction | None = None,
         group_settings: GroupSettings = lambda _group: {},
+        persister: Persister | None = None,
     ) -> None:
         self._clock = clock
         self._append_records = append
@@ -97,7 +103,9 @@ class GroupCoordinator:
         self._group_settings = group_settings
         self.catalog = TopicCatalog()
         """Whoever sees the cluster has it follow, and then calls `topics_changed`."""
-        self._settling: set[ConsumerGroup] = set()
+        host = Host(self._find, self._creation_fault, self._make_share_group, self._follow, self._now)
+        self.share = ShareGroups(host, persister or NoPersister())
+        self._settling: set[ModernGroup] = set()
         """Groups that settle at the end of this turn."""
         self._wall = Wall(clock)
         self._alarms = Alarms(clock)
@@ -133,13 +141,15 @@ class GroupCoordinator:
     def _open(self, shard: Shard) -> None:
         now = self._now()
 
-        def open_consumer(group_id: str, pieces: GroupPieces) -> ConsumerGroup:
+        def restored(group_id: str, pieces: GroupPieces) -> ConsumerGroup | ShareGroup:
+            if isinstance(pieces, SharePieces):
+                return ShareGroup.restored(group_id, pieces, *self._share_ports(group_id), now)
             return ConsumerGroup.restored(group_id, pieces, *self._consumer_ports(group_id), now)
 
-        shard.open(self.limits.group, self._draw_id, now, open_consumer)
+        shard.open(self.limits.group, self._draw_id, now, restored)
         self._append(shard, shard.give_ids(self._topic_id), _unheard)
         for group in shard.groups.values():
-            if isinstance(group, ConsumerGroup):
+            if isinstance(group, ModernGroup):
                 self._follow(shard, group)
             else:
                 self._set_alarm(shard, group)
@@ -160,7 +170,9 @@ class GroupCoordinator:
             group = self._create(shard, group_id)
         if isinstance(group, ConsumerGroup) and group.is_empty:
             group = self._downgrade(shard, group)
-        if isinstance(group, ConsumerGroup):
+        if isinstance(group, ShareGroup):
+            reply(JoinReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+        elif isinstance(group, ConsumerGroup):
             group.join(reply, request, self._now())
             self._follow(shard, group)
         else:
@@ -169,7 +181,7 @@ class GroupCoordinator:
     def sync(self, group_id: str, request: SyncRequest, reply: Callable[[SyncReply], None]) -> None:
         shard = self._find(group_id)
         group = None if isinstance(shard, int) else shard.groups.get(group_id)
-        if isinstance(shard, int) or group is None:
+        if isinstance(shard, int) or group is None or isinstance(group, ShareGroup):
             reply(SyncReply(shard if isinstance(shard, int) else ErrorCode.UNKNOWN_MEMBER_ID))
         elif isinstance(group, ConsumerGroup):
             group.sync(reply, request, self._now())
@@ -183,7 +195,7 @@ class GroupCoordinator:
         if isinstance(shard, int):
             return shard
         group = shard.groups.get(group_id)
-        if group is None:
+        if group is None or isinstance(group, ShareGroup):
             return ErrorCode.UNKNOWN_MEMBER_ID
         if isinstance(group, ConsumerGroup):
             code = group.beat(member_id, group_instance_id, generation_id, self._now())
@@ -197,7 +209,7 @@ class GroupCoordinator:
         if isinstance(shard, int):
             return LeaveReply(shard)
         group = shard.groups.get(group_id)
-        if group is None:
+        if group is None or isinstance(group, ShareGroup):
             unknown = (LeftMember(one.member_id, one.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for one in leavers)
             return LeaveReply(ErrorCode.NONE, tuple(unknown))
         if isinstance(group, ConsumerGroup):
@@ -230,6 +242,8 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if isinstance(group, ConsumerGroup):
             return group
+        if isinstance(group, ShareGroup):
+            return ErrorCode.GROUP_ID_NOT_FOUND
         if not is_joining:
             return ErrorCode.UNKNOWN_MEMBER_ID
         fault = self._creation_fault(group_id) if group is None else ErrorCode.NONE
@@ -252,6 +266,21 @@ class GroupCoordinator:
 
         return self.catalog, lambda: self.limits.consumer, timing, self._draw_id
 
+    def _share_ports(self, group_id: str) -> SharePorts:
+        def timing() -> Timing:
+            own, limits = self._group_settings(group_id), self.limits.share
+            session_ms = limits.session_ms(own.get("share.session.timeout.ms"))
+            return Timing(session_ms, limits.heartbeat_ms(own.get("share.heartbeat.interval.ms")))
+
+        return self.catalog, lambda: self.limits.share, timing, self._draw_id
+
+    def _make_share_group(self, group_id: str) -> ShareGroup:
+        return ShareGroup(group_id, *self._share_ports(group_id), self._now())
+
+    def share_config(self, group_id: str) -> ShareGroupConfig:
+        """What holds for the deliveries of a share group, whether it is here or not."""
+        return self.limits.share.config(self._group_settings(group_id))
+
     def _downgrade(self, shard: Shard, group: ConsumerGroup) -> Group:
         """The group goes on as a classic one. The consumer protocol's records go, and the classic one is written, at
         once: whoever left hears of it when that is in the log."""
@@ -270,14 +299,16 @@ class GroupCoordinator:
         self._append(shard, records, stored)
         return classic
 
-    def _follow(self, shard: Shard, group: ConsumerGroup) -> None:
+    def _follow(self, shard: Shard, group: ConsumerGroup | ShareGroup) -> None:
         """Answer who can be answered, and see that the rest goes on."""
         for answer in group.answers():
             cast(Callable[[object], None], answer.ticket)(answer.reply)
         if group.is_dead:
             self._set_alarm(shard, group)
             return
-        if may_downgrade(group, self.limits.consumer, self.limits.group):
+        if isinstance(group, ShareGroup):
+            self.share.initialize(shard, group)
+        elif may_downgrade(group, self.limits.consumer, self.limits.group):
             classic = self._downgrade(shard, group)
             self._act(shard, classic, classic.rebalance(self._now()))
             return
@@ -289,7 +320,7 @@ class GroupCoordinator:
         if group.never_used and not kept:
             shard.forget(group, ())
 
-    def _settle(self, shard: Shard, group: ConsumerGroup) -> None:
+    def _settle(self, shard: Shard, group: ConsumerGroup | ShareGroup) -> None:
         self._settling.discard(group)
         if group.is_dead:
             return
@@ -298,7 +329,7 @@ class GroupCoordinator:
             self._append(shard, write.records, partial(self._written, shard, group, write))
         self._follow(shard, group)
 
-    def _written(self, shard: Shard, group: ConsumerGroup, write: Write, code: int) -> None:
+    def _written(self, shard: Shard, group: ConsumerGroup | ShareGroup, write: Write, code: int) -> None:
         group.written(write, offsets.FAULTS.get(code, code), self._now())
         self._follow(shard, group)
 
@@ -309,7 +340,7 @@ class GroupCoordinator:
         now = self._now()
         for shard in self._open_shards():
             for group in list(shard.groups.values()):
-                if isinstance(group, ConsumerGroup):
+                if isinstance(group, ModernGroup):
                     group.topics_changed(names, now)
                     self._follow(shard, group)
 
@@ -378,6 +409,8 @@ class GroupCoordinator:
             if fault != ErrorCode.NONE:
                 return fault
             group = self._create(shard, group_id)
+        if isinstance(group, ShareGroup):
+            return ErrorCode.GROUP_ID_NOT_FOUND
         fault = group.commit_fault(request, now, in_transaction=in_transaction)
         self._set_alarm(shard, group)
         return fault
@@ -415,6 +448,8 @@ class GroupCoordinator:
         if isinstance(shard, int):
             return OffsetFetchReply(shard)
         group = shard.groups.get(group_id)
+        if isinstance(group, ShareGroup):
+            return OffsetFetchReply(ErrorCode.GROUP_ID_NOT_FOUND)
         if isinstance(group, ConsumerGroup) and (member_id or member_epoch >= 0):
             fault = group.epoch_fault(member_id or "", member_epoch)
             if fault != ErrorCode.NONE:
@@ -428,7 +463,7 @@ class GroupCoordinator:
     ) -> None:
         shard = self._find(group_id)
         group = None if isinstance(shard, int) else shard.groups.get(group_id)
-        if isinstance(shard, int) or group is None or group.is_dead:
+        if isinstance(shard, int) or group is None or group.is_dead or isinstance(group, ShareGroup):
             reply(OffsetDeleteReply(shard if isinstance(shard, int) else ErrorCode.GROUP_ID_NOT_FOUND))
             return
         fault, in_use = offsets.deletion_faults(group)
@@ -458,6 +493,10 @@ class GroupCoordinator:
         """Topics with these ids were deleted: nobody can come back to their offsets."""
         for shard in self._open_shards():
             self._drop_offsets(shard, shard.offsets.of_topics(ids), _unheard)
+            for group in list(shard.groups.values()):
+                if isinstance(group, ShareGroup):
+                    group.forget_topics(ids)
+                    self._follow(shard, group)
 
     # Groups as a whole
 
@@ -480,7 +519,7 @@ class GroupCoordinator:
         if not isinstance(group, ConsumerGroup) or group.is_dead:
             what = "there is no group" if group is None else "of another protocol is group"
             return DescribedConsumerGroup(ErrorCode.GROUP_ID_NOT_FOUND, group_id, f"{what} {group_id!r}")
-        return descriptions.consumer_description(group)
+        return descriptions.modern_description(group)
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> ListReply:
         """Groups in any of these states and types; empty for all. While one partition loads, the list has a gap."""
@@ -498,8 +537,27 @@ class GroupCoordinator:
             reply(ErrorCode.GROUP_ID_NOT_FOUND)
         elif not group.is_vacant:
             reply(ErrorCode.NON_EMPTY_GROUP)
+        elif isinstance(group, ShareGroup):
+            self._delete_share_group(shard, group, reply)
         else:
             self._bury(shard, group, reply)
+
+    def _delete_share_group(self, shard: Shard, group: ShareGroup, reply: Callable[[int], None]) -> None:
+        """Its states first: when its records are gone nobody knows of them."""
+        if group.is_changing_states or group.is_initializing:
+            reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            return
+
+        def deleted(fault: int, codes: Codes) -> None:
+            code = fault or next((code for code in codes.values() if code != ErrorCode.NONE), ErrorCode.NONE)
+            if code == ErrorCode.NONE and not group.is_vacant:
+                code = ErrorCode.NOT_COORDINATOR if group.is_dead else ErrorCode.NON_EMPTY_GROUP
+            if code == ErrorCode.NONE:
+                self._bury(shard, group, reply)
+            else:
+                reply(code)
+
+        self.share.delete_states(shard, group, group.states(), deleted)
 
     def lags(self, end_offset_of: Callable[[str, int], int | None]) -> Iterator[Lag]:
         """How far each group is behind the ends of the partitions that it committed to."""
@@ -524,13 +582,15 @@ class GroupCoordinator:
         """A slice of the groups in this turn, the rest in later ones: the loop is not held up."""
         limits = self.limits
         for shard, group in groups[-GROUPS_PER_TURN:]:
+            if isinstance(group, ShareGroup):
+                continue  # it has no offsets, and where it begins is kept as long as it is
             if not group.is_dead and group.group_id != limits.archive_group:
                 self._expire_offsets(shard, group, limits.retention_ms)
         del groups[-GROUPS_PER_TURN:]
         if groups:
             self._clock.call_soon(partial(self._expire_some, groups))
 
-    def _expire_offsets(self, shard: Shard, group: AnyGroup, retention_ms: int) -> None:
+    def _expire_offsets(self, shard: Shard, group: Group | ConsumerGroup, retention_ms: int) -> None:
         """A commit that is on its way is not in memory yet, and must not be taken for the old one that it replaces."""
         known, pending = shard.offsets.of(group.group_id), shard.offsets.unsettled(group.group_id)
         found = expired(group, known, self._wall.earliest_ms(), retention_ms, self._topic_id)
@@ -570,6 +630,9 @@ class GroupCoordinator:
 
     def _reviver(self, group: AnyGroup) -> Callable[[], AnyGroup]:
         """What makes an empty group again that could not be removed."""
+        if isinstance(group, ShareGroup):
+            shared, own_ports = group.pieces(), self._share_ports(group.group_id)
+            return lambda: ShareGroup.restored(group.group_id, shared, *own_ports, self._now())
         if isinstance(group, ConsumerGroup):
             pieces = GroupPieces(GroupEpoch(group.epoch, empty_since_ms=group.empty_since_ms), group.target_epoch)
             ports = self._consumer_ports(group.group_id)
@@ -579,7 +642,7 @@ class GroupCoordinator:
 
     def _end(self, shard: Shard, group: AnyGroup, code: int) -> None:
         """The group ends here; everyone who waits is told this code."""
-        if isinstance(group, ConsumerGroup):
+        if isinstance(group, ModernGroup):
             group.remove(code, self._now())
             self._follow(shard, group)
         else:
@@ -615,7 +678,7 @@ class GroupCoordinator:
         self._alarms.keep(group, group.next_deadline, partial(self._ring, shard, group))
 
     def _ring(self, shard: Shard, group: AnyGroup) -> None:
-        if isinstance(group, ConsumerGroup):
+        if isinstance(group, ModernGroup):
             group.expire(self._now())
             self._follow(shard, group)
         else:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from headrace.errors import ErrorCode
 from headrace.groups.assignors import NOTHING
-from headrace.groups.consumer_group import ConsumerGroup
 from headrace.groups.consumer_messages import DescribedConsumer, DescribedConsumerGroup
 from headrace.groups.group import State
 from headrace.groups.messages import DescribedGroup, DescribedMember, ListedGroup
+from headrace.groups.modern_group import ModernGroup
 from headrace.groups.offsets import TopicId
 from headrace.groups.shard import AnyGroup, Shard
 
@@ -28,8 +28,8 @@ class Lag:
 
 def description(group: AnyGroup) -> DescribedGroup:
     """Metadata and assignments are shown when they hold: in a stable group."""
-    if isinstance(group, ConsumerGroup):
-        return _consumer_in_general(group)
+    if isinstance(group, ModernGroup):
+        return _modern_in_general(group)
     kept = group.snapshot()
     stable = group.state is State.STABLE
     members = tuple(
@@ -47,7 +47,7 @@ def description(group: AnyGroup) -> DescribedGroup:
     return DescribedGroup(ErrorCode.NONE, group.group_id, group.state.value, kept.protocol_type, protocol, members)
 
 
-def _consumer_in_general(group: ConsumerGroup) -> DescribedGroup:
+def _modern_in_general(group: ModernGroup) -> DescribedGroup:
     members = tuple(
         DescribedMember(member.member_id, told.instance_id, told.client_id, told.client_host, b"", b"")
         for member in group.members.values()
@@ -57,7 +57,7 @@ def _consumer_in_general(group: ConsumerGroup) -> DescribedGroup:
     return DescribedGroup(ErrorCode.NONE, group.group_id, group.state_name, kind, assignor, members, group.group_type)
 
 
-def consumer_description(group: ConsumerGroup) -> DescribedConsumerGroup:
+def modern_description(group: ModernGroup) -> DescribedConsumerGroup:
     members = tuple(
         DescribedConsumer(
             member.member_id,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace.queues.messages import ShareGroupConfig
+from headrace.records.isolation import Isolation
 from headrace.settings.values import BrokerSettings
 
 
@@ -16,8 +19,8 @@ class GroupLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerLimits:
-    """Of groups of the consumer protocol. Timeouts here are the broker's; a group may have its own."""
+class ModernLimits:
+    """Of groups whose coordinator assigns. Timeouts here are the broker's; a group may have its own."""
 
     session_timeout_ms: int = 45_000
     min_session_timeout_ms: int = 1000
@@ -26,17 +29,6 @@ class ConsumerLimits:
     min_heartbeat_interval_ms: int = 100
     max_heartbeat_interval_ms: int = 60_000
     max_size: int = 10_000
-    assignors: tuple[str, ...] = ("uniform", "range")
-    migration_policy: str = "bidirectional"
-
-    @property
-    def upgrades(self) -> bool:
-        """Whether a classic group becomes one of the consumer protocol while it has members."""
-        return self.migration_policy in ("bidirectional", "upgrade")
-
-    @property
-    def downgrades(self) -> bool:
-        return self.migration_policy in ("bidirectional", "downgrade")
 
     def session_ms(self, own: str | None) -> int:
         """What a group's own setting comes to."""
@@ -49,6 +41,48 @@ class ConsumerLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerLimits(ModernLimits):
+    """Of groups of the consumer protocol."""
+
+    assignors: tuple[str, ...] = ("uniform", "range")
+    migration_policy: str = "bidirectional"
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether a classic group becomes one of the consumer protocol while it has members."""
+        return self.migration_policy in ("bidirectional", "upgrade")
+
+    @property
+    def downgrades(self) -> bool:
+        return self.migration_policy in ("bidirectional", "downgrade")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLimits(ModernLimits):
+    """Of share groups."""
+
+    max_size: int = 200
+    lock_ms: int = 30_000
+    min_lock_ms: int = 1000
+    max_lock_ms: int = 3_600_000
+    delivery_count_limit: int = 5
+    record_locks_max: int = 2000
+
+    def config(self, own: Mapping[str, str]) -> ShareGroupConfig:
+        """What holds for the deliveries of a group with these settings of its own."""
+        wanted = int(own.get("share.record.lock.duration.ms", self.lock_ms))
+        committed = own.get("share.isolation.level") == "read_committed"
+        return ShareGroupConfig(
+            Isolation.COMMITTED if committed else Isolation.UNCOMMITTED,
+            own.get("share.auto.offset.reset", "latest"),
+            min(max(wanted, self.min_lock_ms), self.max_lock_ms),
+            self.max_lock_ms,
+            self.delivery_count_limit,
+            self.record_locks_max,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorLimits:
     group: GroupLimits = field(default_factory=GroupLimits)
     groups_max: int = 100_000
@@ -58,6 +92,7 @@ class CoordinatorLimits:
     archive_group: str = "headrace-archive"
     """Its offsets never expire: retention of archived topics depends on them."""
     consumer: ConsumerLimits = field(default_factory=ConsumerLimits)
+    share: ShareLimits = field(default_factory=ShareLimits)
 
 
 def limits_from(settings: BrokerSettings) -> CoordinatorLimits:
@@ -82,5 +117,19 @@ def limits_from(settings: BrokerSettings) -> CoordinatorLimits:
             settings["group.consumer.max.size"],
             tuple(settings["group.consumer.assignors"]) or ("uniform",),
             settings["group.consumer.migration.policy"],
+        ),
+        share=ShareLimits(
+            settings["group.share.session.timeout.ms"],
+            settings["group.share.min.session.timeout.ms"],
+            settings["group.share.max.session.timeout.ms"],
+            settings["group.share.heartbeat.interval.ms"],
+            settings["group.share.min.heartbeat.interval.ms"],
+            settings["group.share.max.heartbeat.interval.ms"],
+            settings["group.share.max.size"],
+            settings["group.share.record.lock.duration.ms"],
+            settings["group.share.min.record.lock.duration.ms"],
+            settings["group.share.max.record.lock.duration.ms"],
+            settings["group.share.delivery.count.limit"],
+            settings["group.share.partition.max.record.locks"],
         ),
     )

@@ -181,7 +181,12 @@ class ModernGroup(ABC):
     @property
     def settle_at(self) -> float:
         """When: a target assignment may have to wait, and a write after one that failed."""
-        return self._write_at if self._marked or self._waiting[self._write] else max(self._compute_at, self._write_at)
+        return self._write_at if self._marked or self._waiting[self._write] else max(self._compute_due, self._write_at)
+
+    @property
+    def _compute_due(self) -> float:
+        """From when on a target may be computed."""
+        return self._compute_at
 
     def answers(self) -> Sequence[Answer]:
         """Answers that can be given now; each once."""
@@ -328,10 +333,10 @@ class ModernGroup(ABC):
         if now.seconds < self._write_at:
             self._note_deadline(self._write_at)
             return None
-        if self.epoch > self.target_epoch and now.seconds >= self._compute_at:
+        if self.epoch > self.target_epoch and now.seconds >= self._compute_due:
             self._compute(now)
         if self.epoch > self.target_epoch:
-            self._note_deadline(self._compute_at)
+            self._note_deadline(self._compute_due)
         else:
             self._go_on(now)
         if not self._marked:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from headrace.coordinators.record_fields import Record
 from headrace.coordinators.state_log import ProducerEpoch
 from headrace.groups.consumer_group import ConsumerGroup
-from headrace.groups.consumer_records import GroupPieces, RecordKind
+from headrace.groups.consumer_records import ConsumerGroupKey, GroupPieces, RecordKind
 from headrace.groups.consumer_records import decode_key as decode_consumer_key
 from headrace.groups.group import Group, Moment
 from headrace.groups.limits import GroupLimits
@@ -23,8 +23,11 @@ from headrace.groups.records import (
     encode_offset,
     encode_offset_key,
 )
+from headrace.groups.share_group import ShareGroup
+from headrace.groups.share_records import SharePieces
 
-AnyGroup = Group | ConsumerGroup
+AnyGroup = Group | ConsumerGroup | ShareGroup
+Restored = Callable[[str, GroupPieces], ConsumerGroup | ShareGroup]
 
 
 class Shard:
@@ -40,6 +43,7 @@ class Shard:
         self.gone = False
         self._snapshots: dict[str, GroupSnapshot] = {}
         self._pieces: dict[str, GroupPieces] = {}
+        self._shared: dict[str, SharePieces] = {}
 
     def replay(self, records: Iterable[Record], producer: ProducerEpoch | None = None) -> None:
         """Take records in the order of the log, perhaps of a producer's transaction; those of a kind that is not ours
@@ -65,14 +69,15 @@ class Shard:
                     self._snapshots[group] = decode_group(group, value)
                     self._pieces.pop(group, None)
             case None:
-                self._replay_consumer(key, value)
+                found = decode_consumer_key(key)
+                if found is not None and found.kind.is_of_share_group:
+                    self._shared.setdefault(found.group, SharePieces()).take(found, value)
+                elif found is not None:
+                    self._replay_consumer(found, value)
 
-    def _replay_consumer(self, key: bytes, value: bytes | None) -> None:
+    def _replay_consumer(self, found: ConsumerGroupKey, value: bytes | None) -> None:
         """A group has records of both kinds where a change from one to the other was cut short: that kind counts whose
         own record came last."""
-        found = decode_consumer_key(key)
-        if found is None:
-            return
         pieces = self._pieces.setdefault(found.group, GroupPieces())
         pieces.take(found, value)
         if found.kind is RecordKind.GROUP and value is not None:
@@ -83,7 +88,7 @@ class Shard:
         limits: GroupLimits,
         draw_id: Callable[[], str],
         now: Moment,
-        open_consumer: Callable[[str, GroupPieces], ConsumerGroup],
+        restored: Restored,
     ) -> None:
         """The end of the log is reached: the groups are as their last records say."""
         for name, snapshot in self._snapshots.items():
@@ -91,11 +96,12 @@ class Shard:
         for name in (*self.offsets.groups(), *self.offsets.transactional.places):
             if name not in self.groups:
                 self.groups[name] = Group(name, limits, draw_id, now)
-        for name, pieces in self._pieces.items():
+        for name, pieces in (*self._pieces.items(), *self._shared.items()):
             if not pieces.is_over:
-                self.groups[name] = open_consumer(name, pieces)
+                self.groups[name] = restored(name, pieces)
         self._snapshots.clear()
         self._pieces.clear()
+        self._shared.clear()
         self.loading = False
 
     def give_ids(self, topic_id: TopicId) -> list[Record]:

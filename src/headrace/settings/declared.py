@@ -134,6 +134,7 @@ LEVELS: Final[dict[str, dict[str, str]]] = {
 """What each named level of reliability stands for; partitions.levels says what each can lose."""
 
 _THROTTLED: Final = r"\*|\d+:\d+"
+_OFFSET_RESET: Final = r"(?i:latest|earliest|by_duration:P(?=\d|T\d)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d{1,9})?S)?)?)"
 
 TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
@@ -387,5 +388,47 @@ GROUP_SETTINGS: Final[tuple[Setting, ...]] = (
         1,
         (1 << 31) - 1,
     ),
+    Setting(
+        "share.session.timeout.ms",
+        "int",
+        45_000,
+        "share groups: how long a member may be silent",
+        "ms",
+        1,
+        (1 << 31) - 1,
+    ),
+    Setting(
+        "share.heartbeat.interval.ms",
+        "int",
+        5000,
+        "share groups: how often members are told to be heard",
+        "ms",
+        1,
+        (1 << 31) - 1,
+    ),
+    Setting(
+        "share.record.lock.duration.ms",
+        "int",
+        30_000,
+        "share groups: how long an acquired record is locked; then it may be delivered again",
+        "ms",
+        1,
+        (1 << 31) - 1,
+    ),
+    Setting(
+        "share.auto.offset.reset",
+        "str",
+        "latest",
+        "share groups: where a group begins in a partition that it has no start in; by_duration: so long ago",
+        "latest, earliest or by_duration:PnDTnHnMn.nS",
+        pattern=_OFFSET_RESET,
+    ),
+    Setting(
+        "share.isolation.level",
+        "choice",
+        "read_uncommitted",
+        "share groups: whether records of transactions that are open or were aborted are delivered",
+        choices=("read_uncommitted", "read_committed"),
+    ),
 )
-"""Of a consumer group, kept by its name whether it is there or not."""
+"""Of a group, kept by its name whether it is there or not."""
