@@ -44,13 +44,8 @@ PLANNED: Final = {
     "delete_acls": "ACLs",
     "describe_client_quotas": "quotas",
     "alter_client_quotas": "quotas",
-    "share_group_heartbeat": "share groups",
-    "share_group_describe": "share groups",
     "share_fetch": "share groups",
     "share_acknowledge": "share groups",
-    "describe_share_group_offsets": "share groups",
-    "alter_share_group_offsets": "share groups",
-    "delete_share_group_offsets": "share groups",
 }
 NOT_MEANT: Final = {
     "create_delegation_token": "delegation tokens",

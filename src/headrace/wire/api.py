@@ -72,11 +72,11 @@ CONSUMER_GROUP_HEARTBEAT: Final = 68
 CONSUMER_GROUP_DESCRIBE: Final = 69
 LIST_CONFIG_RESOURCES: Final = 74
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
-INITIALIZE_SHARE_GROUP_STATE: Final = 83
-READ_SHARE_GROUP_STATE: Final = 84
-WRITE_SHARE_GROUP_STATE: Final = 85
-DELETE_SHARE_GROUP_STATE: Final = 86
-READ_SHARE_GROUP_STATE_SUMMARY: Final = 87
+SHARE_GROUP_HEARTBEAT: Final = 76
+SHARE_GROUP_DESCRIBE: Final = 77
+DESCRIBE_SHARE_GROUP_OFFSETS: Final = 90
+ALTER_SHARE_GROUP_OFFSETS: Final = 91
+DELETE_SHARE_GROUP_OFFSETS: Final = 92
 KEY_QUERY: Final = 20_000
 REPLICA_POSITIONS: Final = 20_001
 PLAN_PLACEMENT: Final = 20_002
@@ -134,11 +134,11 @@ _ROWS: Final = (
     _row(CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe", versions=(0, 1), flexible_from=0),
     _row(LIST_CONFIG_RESOURCES, "ListConfigResources", versions=(0, 1), flexible_from=0),
     _row(DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", versions=(0, 0), flexible_from=0),
-    _row(INITIALIZE_SHARE_GROUP_STATE, "InitializeShareGroupState", versions=(0, 0), flexible_from=0),
-    _row(READ_SHARE_GROUP_STATE, "ReadShareGroupState", versions=(0, 0), flexible_from=0),
-    _row(WRITE_SHARE_GROUP_STATE, "WriteShareGroupState", versions=(0, 1), flexible_from=0),
-    _row(DELETE_SHARE_GROUP_STATE, "DeleteShareGroupState", versions=(0, 0), flexible_from=0),
-    _row(READ_SHARE_GROUP_STATE_SUMMARY, "ReadShareGroupStateSummary", versions=(0, 1), flexible_from=0),
+    _row(SHARE_GROUP_HEARTBEAT, "ShareGroupHeartbeat", versions=(1, 1), flexible_from=0),
+    _row(SHARE_GROUP_DESCRIBE, "ShareGroupDescribe", versions=(1, 1), flexible_from=0),
+    _row(DESCRIBE_SHARE_GROUP_OFFSETS, "DescribeShareGroupOffsets", versions=(0, 1), flexible_from=0),
+    _row(ALTER_SHARE_GROUP_OFFSETS, "AlterShareGroupOffsets", versions=(0, 0), flexible_from=0),
+    _row(DELETE_SHARE_GROUP_OFFSETS, "DeleteShareGroupOffsets", versions=(0, 0), flexible_from=0),
 )
 
 KAFKA_APIS: Final[dict[int, Api]] = {row.key: row for row in _ROWS}

@@ -49,18 +49,18 @@ def _member(request: Request, member: DescribedConsumer) -> Message:
         client_host=member.client_host,
         subscribed_topic_names=list(member.topics),
         subscribed_topic_regex=member.pattern,
-        assignment=_assignment(request, member.assigned),
-        target_assignment=_assignment(request, member.target),
+        assignment=assignment(request, member.assigned),
+        target_assignment=assignment(request, member.target),
         member_type=CLASSIC if member.is_classic else CONSUMER,
     )
 
 
-def _assignment(request: Request, assignment: Assignment) -> Message:
+def assignment(request: Request, assigned: Assignment) -> Message:
     """Partitions of a topic that is gone have no name to be told by."""
     names = request.services.groups.catalog.names
     topics = [
         Message(topic_id=topic_id, topic_name=names[topic_id], partitions=sorted(indexes))
-        for topic_id, indexes in assignment.items()
+        for topic_id, indexes in assigned.items()
         if topic_id in names
     ]
     return Message(topic_partitions=topics)

@@ -20,7 +20,7 @@ def handle(request: Request) -> None:
     body = request.body
     fault = _fault(request)
     if fault is not None:
-        request.reply(_response(ConsumerReply(ErrorCode.INVALID_REQUEST, fault)))
+        request.reply(response(ConsumerReply(ErrorCode.INVALID_REQUEST, fault)))
         return
     owned = body.topic_partitions
     request.services.groups.consumer_heartbeat(
@@ -40,7 +40,7 @@ def handle(request: Request) -> None:
             request.client_id or "",
             f"/{request.connection.peer.host}",
         ),
-        lambda reply: request.reply(_response(reply)),
+        lambda reply: request.reply(response(reply)),
     )
 
 
@@ -67,7 +67,7 @@ def _fault(request: Request) -> str | None:
     return None
 
 
-def _response(reply: ConsumerReply) -> Message:
+def response(reply: ConsumerReply) -> Message:
     assignment = None
     if reply.assignment is not None:
         topics = [
