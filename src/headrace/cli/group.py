@@ -1,4 +1,4 @@
-"""`headrace group`: consumer groups, their members, their lag, and where they go on reading."""
+"""`headrace group`: consumer groups and share groups, their members, their lag, and where they go on reading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.client.fetch_requests import MOMENTS
 
 @click.group()
 def group() -> None:
-    """List, describe, reset and delete consumer groups."""
+    """List, describe, reset and delete consumer groups; list, describe and delete share groups."""
 
 
 @group.command("list")
@@ -26,7 +26,7 @@ def group() -> None:
 @watch_option
 @with_cluster
 def list_groups(cluster: Cluster, as_json: bool) -> None:
-    """List consumer groups."""
+    """List consumer groups and share groups."""
     rows = [
         {"group": listed.group_id, "state": listed.state, "type": listed.type, "protocol": listed.protocol_type}
         for listed in groups.list_groups(cluster)

@@ -26,6 +26,7 @@ from headrace.wire.message import Message
 Committed = dict[TopicPartition, int]
 """(topic, partition) to the offset of the next record to read."""
 
+SHARE: Final = "share"
 SPARK_QUERY: Final = "spark query "
 """How the metadata of commits begins that tell how far a streaming query of Spark is; its id and name follow."""
 ARCHIVE: Final = "headrace archive "
@@ -48,7 +49,7 @@ class GroupListing:
     protocol_type: str
     state: str
     type: str = ""
-    """`classic` or `consumer`, by the protocol of its members; empty if the broker is too old to say."""
+    """`classic`, `consumer` or `share`, by the protocol of its members; empty if the broker is too old to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class GroupMember:
     host: str
     assignment: Assignment
     target: Assignment | None = None
-    """In a group of the consumer protocol, what it is to have."""
+    """In a group of the consumer protocol, what it is to have; in a share group it has it at once."""
     epoch: int | None = None
     """Likewise, the epoch that it has reached."""
 
@@ -76,9 +77,9 @@ class GroupDescription:
     assignor: str
     members: tuple[GroupMember, ...]
     type: str = "classic"
-    """Or `consumer` (KIP-848)."""
+    """Or `consumer` (KIP-848), or `share` (KIP-932)."""
     epoch: int | None = None
-    """Of a group of the consumer protocol."""
+    """Of a group of the consumer protocol, or a share group."""
     assignment_epoch: int | None = None
     """Likewise, the epoch for which its assignment was made."""
 
@@ -90,12 +91,13 @@ class PartitionLag:
     topic: str
     partition: int
     committed: int | None
-    """The next record to read; None if nothing was committed."""
+    """The next record to read; None if nothing was committed. Of a share group, where it begins: what lies below is
+    acknowledged, or given up."""
     end: int | None
     """The end of the log; None if the topic is gone."""
     lag: int | None
     member_id: str | None
-    """Who has the partition now."""
+    """Who has the partition now; in a share group there may be several, with commas between them."""
     metadata: str = ""
     """What was written beside the commit, by who made it."""
 
@@ -137,15 +139,21 @@ def list_groups(cluster: Cluster, brokers: Iterable[int] | None = None) -> list[
 def describe_group(cluster: Cluster, group_id: str) -> GroupDescription:
     """GroupNotFound if it is not there, whatever version the broker speaks."""
 
-    def consumer_group() -> GroupDescription:
+    def modern_group(api: int) -> GroupDescription:
         request = Message(group_ids=[group_id], include_authorized_operations=False)
         try:
-            answer = cluster.call(cluster.coordinator(group_id), apis.CONSUMER_GROUP_DESCRIBE, request)
+            answer = cluster.call(cluster.coordinator(group_id), api, request)
         except Unsupported:
             raise GroupNotFound(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id!r}") from None
         (group,) = answer.groups
         check(group.error_code, f"group {group_id!r}")
-        return _consumer_group(group)
+        return _consumer_group(group) if api == apis.CONSUMER_GROUP_DESCRIBE else _share_group(group)
+
+    def consumer_group() -> GroupDescription:
+        try:
+            return modern_group(apis.CONSUMER_GROUP_DESCRIBE)
+        except GroupNotFound:
+            return modern_group(apis.SHARE_GROUP_DESCRIBE)
 
     def ask() -> GroupDescription:
         (group,) = cluster.call(cluster.coordinator(group_id), apis.DESCRIBE_GROUPS, Message(groups=[group_id])).groups
@@ -183,12 +191,26 @@ def _consumer_group(group: Message) -> GroupDescription:
     return GroupDescription(group.group_id, group.group_state, kind, assignor, members, "consumer", *epochs)
 
 
+def _share_group(group: Message) -> GroupDescription:
+    members = []
+    for member in group.members:
+        assigned = _partitions(member.assignment)
+        named = member.member_id, None, member.client_id, member.client_host
+        members.append(GroupMember(*named, assigned, assigned, member.member_epoch))
+    epochs = group.group_epoch, group.assignment_epoch
+    return GroupDescription(
+        group.group_id, group.group_state, SHARE, group.assignor_name, tuple(members), SHARE, *epochs
+    )
+
+
 def _partitions(assignment: Message) -> Assignment:
     return {topic.topic_name: tuple(topic.partitions) for topic in assignment.topic_partitions}
 
 
 def group_lag(cluster: Cluster, group: GroupDescription) -> list[PartitionLag]:
     """Of all partitions that the group has committed or that members have."""
+    if group.type == SHARE:
+        return _share_group_lag(cluster, group)
     commits = fetch_commits(cluster, group.group_id)
     committed = {place: commit.offset for place, commit in commits.items()}
     owners = {place: member.member_id for member in group.members for place in places_of(member.assignment)}
@@ -205,6 +227,42 @@ def group_lag(cluster: Cluster, group: GroupDescription) -> list[PartitionLag]:
         )
         for place in sorted(places)
     ]
+
+
+def _share_group_lag(cluster: Cluster, group: GroupDescription) -> list[PartitionLag]:
+    """Where the broker does not say the lag, what is acknowledged behind the start counts as if it were not."""
+    members: dict[TopicPartition, list[str]] = {}
+    for member in group.members:
+        for place in places_of(member.assignment):
+            members.setdefault(place, []).append(member.member_id)
+    starts = fetch_share_starts(cluster, group.group_id)
+    ends = _ends(cluster, {*starts, *members})
+    rows = []
+    for place in sorted({*starts, *members}):
+        start, lag = starts.get(place, (None, None))
+        end = ends.get(place)
+        if lag is None and end is not None and start is not None:
+            lag = max(0, end - start)
+        rows.append(PartitionLag(*place, start, end, lag, ",".join(sorted(members.get(place, ()))) or None))
+    return rows
+
+
+def fetch_share_starts(cluster: Cluster, group_id: str) -> dict[TopicPartition, tuple[int | None, int | None]]:
+    """Where a share group begins in its partitions, and its lag there; None for what is not decided or not known."""
+    request = Message(groups=[Message(group_id=group_id, topics=None)])
+
+    def ask() -> dict[TopicPartition, tuple[int | None, int | None]]:
+        (group,) = cluster.call(cluster.coordinator(group_id), apis.DESCRIBE_SHARE_GROUP_OFFSETS, request).groups
+        check(group.error_code, f"offsets of group {group_id!r}")
+        found: dict[TopicPartition, tuple[int | None, int | None]] = {}
+        for topic in group.topics:
+            for row in topic.partitions:
+                check(row.error_code, f"offset of group {group_id!r} in {topic.topic_name}-{row.partition_index}")
+                start, lag = (None if value is None or value < 0 else value for value in (row.start_offset, row.lag))
+                found[topic.topic_name, row.partition_index] = start, lag
+        return found
+
+    return cluster.retry(ask)
 
 
 def _ends(cluster: Cluster, places: Iterable[TopicPartition]) -> Committed:
