@@ -95,6 +95,7 @@ def test_a_member_may_repeat_the_epoch_before_its_own_and_no_other(scene: ShareS
     assert member.epoch > before
     now, member.epoch = member.epoch, before
     assert member.beat() == 0
+    assert member.reply.assignment == member.assigned, "it may have missed it"
     member.epoch = now + 7
     assert member.beat() == ErrorCode.FENCED_MEMBER_EPOCH
     member.epoch = before - 1 or -7

@@ -21,11 +21,11 @@ from headrace.kafka.api import consumer_group_describe, consumer_group_heartbeat
 from headrace.wire import api, schema
 from headrace.wire.schema import Direction, Struct
 
-SHARED: dict[int, Callable[..., object]] = {
-    api.DESCRIBE_TOPIC_PARTITIONS: metadata.partition,
-    api.SHARE_GROUP_DESCRIBE: consumer_group_describe.assignment,
-    api.SHARE_GROUP_HEARTBEAT: consumer_group_heartbeat.response,
-}
+SHARED: list[tuple[int, Callable[..., object]]] = [
+    (api.DESCRIBE_TOPIC_PARTITIONS, metadata.partition),
+    (api.SHARE_GROUP_DESCRIBE, consumer_group_describe.assignment),
+    (api.SHARE_GROUP_HEARTBEAT, consumer_group_heartbeat.response),
+]
 """Functions that make rows of an API in the module of another."""
 
 

@@ -212,7 +212,7 @@ class ModernGroup(ABC):
         if request.member_epoch == JOINING:
             member = self._joining(request.member_id or self._draw_id(), request.instance_id)
         assert member is not None, "a heartbeat without a fault has its member"
-        assigned = None if request.is_whole else member.current.assigned
+        assigned = None if self._has_to_tell(request, member) else member.current.assigned
         changed = len(self.members) > count
         if request.tells_of(member.subscription):
             changed |= self._subscribe(member, request.subscription(member.subscription))
@@ -267,6 +267,10 @@ class ModernGroup(ABC):
     @abstractmethod
     def _may_repeat(self, request: ConsumerHeartbeat, current: CurrentAssignment) -> bool:
         """Whether a member that speaks in the epoch before its own may have missed the answer that told it."""
+
+    def _has_to_tell(self, request: ConsumerHeartbeat, _member: ConsumerMember) -> bool:
+        """Whether the member is told its assignment though it has not changed."""
+        return request.is_whole
 
     @abstractmethod
     def _max_size(self) -> int: ...

@@ -78,7 +78,7 @@ class ShareGroup(ModernGroup):
         """Share partitions whose state may be kept, and has to be initialized before anybody gets them."""
         self.initialized: set[Partition] = set()
         self.is_changing_states = False
-        """Starts are set, or states deleted, from outside: one such errand at a time, and nothing is initialized."""
+        """Starts are set, or states deleted, from outside: one such errand at a time, and nobody joins meanwhile."""
         self._limits = limits
         self._noted: frozenset[Partition] = frozenset()
         """What is initializing as far as the log has it: that may be asked for."""
@@ -132,6 +132,10 @@ class ShareGroup(ModernGroup):
     def _may_repeat(self, request: ConsumerHeartbeat, current: CurrentAssignment) -> bool:
         return True
 
+    def _has_to_tell(self, request: ConsumerHeartbeat, member: ConsumerMember) -> bool:
+        """Who repeats an epoch has missed what it was told in its own; it does not say what it knows."""
+        return super()._has_to_tell(request, member) or request.member_epoch != member.current.epoch
+
     def _max_size(self) -> int:
         return self._limits().max_size
 
@@ -172,7 +176,8 @@ class ShareGroup(ModernGroup):
 
     def _note_states(self) -> None:
         """What members subscribe to is to be initialized."""
-        new = [place for place in self._subscribed() if place not in self.initialized | self.initializing]
+        known = self.initialized | self.initializing
+        new = [place for place in self._subscribed() if place not in known]
         if new:
             self.initializing.update(new)
             self._mark(RecordKind.SHARE_STATES)
@@ -184,9 +189,10 @@ class ShareGroup(ModernGroup):
     def to_initialize(self, now: Moment) -> list[Partition]:
         """Share partitions whose state is to be initialized now, in FIRST_STATE_EPOCH and without a start; tell
         `state_initialized` of each what became of it."""
-        if self.is_dead or self.is_changing_states or not self.initializing or not self.members:
+        if self.is_dead or not self.initializing or not self.members:
             return []
-        due = [place for place in self._subscribed() if place in self._noted & self.initializing - self._asked]
+        may_be = self._noted & self.initializing - self._asked
+        due = [place for place in self._subscribed() if place in may_be]
         if due and now.seconds < self._initialize_at:
             self._note_deadline(self._initialize_at)
             return []
