@@ -20,6 +20,7 @@ from headrace.groups.consumer_messages import (
     DescribedConsumerGroup,
 )
 from headrace.groups.coordinator import GroupCoordinator
+from headrace.queues.messages import Persister
 
 REBALANCE_MS = 30_000
 
@@ -53,9 +54,14 @@ class ConsumerScene(Scene):
             self.limits,
             self.topic_id,
             group_settings=lambda _g: self.own_settings,
+            persister=self.persister(),
         )
         coordinator.catalog.follow(Image("/"), self.image)
         return coordinator
+
+    def persister(self) -> Persister | None:
+        """Who keeps the states of share partitions."""
+        return None
 
     def change(self, image: Image) -> None:
         before, self.image = self.image, image

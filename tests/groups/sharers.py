@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 
 from groups.consumers import ConsumerScene
 from groups.scene import GROUP, Waiter
-from headrace.cluster.image import Image
 from headrace.errors import ErrorCode
 from headrace.groups.assignors import Assignment, Partition, partitions_of
 from headrace.groups.consumer_messages import JOINING, LEAVING, ConsumerReply, ShareHeartbeat
-from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.share_group import ShareGroup
-from headrace.queues.messages import NO_OFFSET, ReadDone, SharePartitionKey, ShareState, ShareSummary, SummaryDone
+from headrace.queues.messages import (
+    NO_OFFSET,
+    Persister,
+    ReadDone,
+    SharePartitionKey,
+    ShareState,
+    ShareSummary,
+    SummaryDone,
+)
 
 Codes = dict[Partition, int]
 
@@ -80,19 +86,8 @@ class KeptStates:
 class ShareScene(ConsumerScene):
     states: KeptStates = field(default_factory=KeptStates)
 
-    def _coordinator(self) -> GroupCoordinator:
-        coordinator = GroupCoordinator(
-            self.clock,
-            self.append,
-            self.partitions,
-            self.ids,
-            self.limits,
-            self.topic_id,
-            group_settings=lambda _g: self.own_settings,
-            persister=self.states,
-        )
-        coordinator.catalog.follow(Image("/"), self.image)
-        return coordinator
+    def persister(self) -> Persister | None:
+        return self.states
 
     def share_group(self, group_id: str = GROUP) -> ShareGroup:
         group = next(s.groups[group_id] for s in self.coordinator._shards.values() if group_id in s.groups)

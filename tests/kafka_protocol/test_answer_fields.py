@@ -24,6 +24,8 @@ from headrace.wire.schema import Direction, Struct
 SHARED: list[tuple[int, Callable[..., object]]] = [
     (api.DESCRIBE_TOPIC_PARTITIONS, metadata.partition),
     (api.SHARE_GROUP_DESCRIBE, consumer_group_describe.assignment),
+    (api.SHARE_GROUP_DESCRIBE, consumer_group_describe.response),
+    (api.SHARE_GROUP_DESCRIBE, consumer_group_describe.group_row),
     (api.SHARE_GROUP_HEARTBEAT, consumer_group_heartbeat.response),
 ]
 """Functions that make rows of an API in the module of another."""

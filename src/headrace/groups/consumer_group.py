@@ -38,11 +38,13 @@ from headrace.groups.consumer_protocol import (
     encode_assignment,
 )
 from headrace.groups.consumer_records import (
+    CONSUMER_KINDS,
     ClassicSession,
     ConsumerGroupKey,
     CurrentAssignment,
     GroupEpoch,
     GroupPieces,
+    Kinds,
     MemberState,
     MemberSubscription,
     RecordKind,
@@ -60,7 +62,7 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.modern_group import Kinds, ModernGroup, Parked, Reply, Timing, Write
+from headrace.groups.modern_group import ModernGroup, Parked, Reply, Timing, Write
 from headrace.groups.records import encode_group_key
 from headrace.groups.roster import member_fault
 from headrace.groups.topic_catalog import TopicCatalog
@@ -79,9 +81,7 @@ class ConsumerState(Enum):
 class ConsumerGroup(ModernGroup):
     group_type: ClassVar[str] = "consumer"
     protocol_type: ClassVar[str] = CONSUMER
-    kinds: ClassVar[Kinds] = Kinds(
-        RecordKind.GROUP, RecordKind.MEMBER, RecordKind.TARGET_EPOCH, RecordKind.TARGET, RecordKind.CURRENT
-    )
+    kinds: ClassVar[Kinds] = CONSUMER_KINDS
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.coordinators.record_fields import Reader, compact_string, string, uvarint
@@ -63,6 +63,26 @@ class RecordKind(IntEnum):
         return RecordKind.SHARE_MEMBER <= self <= RecordKind.SHARE_STATES
 
 
+class Kinds(NamedTuple):
+    """Of the records that every group has whose coordinator assigns."""
+
+    group: RecordKind
+    member: RecordKind
+    target_epoch: RecordKind
+    target: RecordKind
+    current: RecordKind
+
+
+CONSUMER_KINDS: Final = Kinds(
+    RecordKind.GROUP, RecordKind.MEMBER, RecordKind.TARGET_EPOCH, RecordKind.TARGET, RecordKind.CURRENT
+)
+SHARE_KINDS: Final = Kinds(
+    RecordKind.SHARE_GROUP,
+    RecordKind.SHARE_MEMBER,
+    RecordKind.SHARE_TARGET_EPOCH,
+    RecordKind.SHARE_TARGET,
+    RecordKind.SHARE_CURRENT,
+)
 NAMED: Final = frozenset(
     (
         RecordKind.MEMBER,
@@ -267,9 +287,20 @@ def decode_pattern(value: bytes) -> tuple[str, ...]:
 # Groups.
 
 
+class Decoders(NamedTuple):
+    """Of the records that differ from one kind of groups to the other."""
+
+    group: Callable[[bytes], GroupEpoch]
+    member: Callable[[bytes], MemberSubscription]
+    current: Callable[[bytes], CurrentAssignment]
+
+
 @dataclass(slots=True)
 class GroupPieces:
     """What the records of a group say, as they are replayed."""
+
+    kinds: ClassVar[Kinds] = CONSUMER_KINDS
+    decoders: ClassVar[Decoders] = Decoders(decode_group_epoch, decode_subscription, decode_current)
 
     epoch: GroupEpoch | None = None
     target_epoch: int = 0
@@ -281,28 +312,33 @@ class GroupPieces:
 
     def take(self, key: ConsumerGroupKey, value: bytes | None) -> None:
         """The next record. CorruptBatch if it cannot be read."""
-        kind, name = key.kind, key.name
-        if kind is RecordKind.GROUP:
-            self.epoch = None if value is None else decode_group_epoch(value)
-        elif kind is RecordKind.TARGET_EPOCH:
+        kind, name, kinds = key.kind, key.name, self.kinds
+        if kind is kinds.group:
+            self.epoch = None if value is None else self.decoders.group(value)
+        elif kind is kinds.target_epoch:
             self.target_epoch = 0 if value is None else decode_target_epoch(value)
-        elif kind is RecordKind.PARTITIONS:
-            self.has_partitions = value is not None
-        elif kind is RecordKind.PATTERN:
-            (self.patterns.discard if value is None else self.patterns.add)(name)
-        elif kind is RecordKind.MEMBER:
-            put(self.members, name, None if value is None else decode_subscription(value))
-        elif kind is RecordKind.TARGET:
-            put(self.targets, name, None if value is None else decode_target(value))
+        elif kind is kinds.member:
+            _put(self.members, name, None if value is None else self.decoders.member(value))
+        elif kind is kinds.target:
+            _put(self.targets, name, None if value is None else decode_target(value))
+        elif kind is kinds.current:
+            _put(self.current, name, None if value is None else self.decoders.current(value))
         else:
-            put(self.current, name, None if value is None else decode_current(value))
+            self.take_other(key, value)
+
+    def take_other(self, key: ConsumerGroupKey, value: bytes | None) -> None:
+        """A record that not every such group has."""
+        if key.kind is RecordKind.PARTITIONS:
+            self.has_partitions = value is not None
+        else:
+            (self.patterns.discard if value is None else self.patterns.add)(key.name)
 
     @property
     def is_over(self) -> bool:
         return self.epoch is None and not self.members
 
 
-def put(table: dict[str, T], name: str, value: T | None) -> None:
+def _put(table: dict[str, T], name: str, value: T | None) -> None:
     if value is None:
         table.pop(name, None)
     else:

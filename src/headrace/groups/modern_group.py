@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 from headrace.coordinators.alarms import NEVER
 from headrace.coordinators.record_fields import Record
@@ -32,6 +32,7 @@ from headrace.groups.consumer_records import (
     CurrentAssignment,
     GroupEpoch,
     GroupPieces,
+    Kinds,
     MemberSubscription,
     RecordKind,
 )
@@ -57,16 +58,6 @@ class Timing:
 
     session_timeout_ms: int
     heartbeat_interval_ms: int
-
-
-class Kinds(NamedTuple):
-    """Of the records that every such group has."""
-
-    group: RecordKind
-    member: RecordKind
-    target_epoch: RecordKind
-    target: RecordKind
-    current: RecordKind
 
 
 @dataclass(slots=True)

@@ -35,10 +35,17 @@ from headrace.groups.assignors import (
 )
 from headrace.groups.consumer_member import ConsumerMember
 from headrace.groups.consumer_messages import ConsumerHeartbeat, ConsumerReply
-from headrace.groups.consumer_records import ConsumerGroupKey, CurrentAssignment, GroupEpoch, RecordKind
+from headrace.groups.consumer_records import (
+    SHARE_KINDS,
+    ConsumerGroupKey,
+    CurrentAssignment,
+    GroupEpoch,
+    Kinds,
+    RecordKind,
+)
 from headrace.groups.group import Moment
 from headrace.groups.limits import ShareLimits
-from headrace.groups.modern_group import RETRY_SECONDS, Kinds, ModernGroup, Timing, Write
+from headrace.groups.modern_group import RETRY_SECONDS, ModernGroup, Timing, Write
 from headrace.groups.share_records import KeptStates, SharePieces
 from headrace.groups.topic_catalog import TopicCatalog
 
@@ -55,13 +62,7 @@ INITIALIZE_SECONDS: Final = 3.0
 class ShareGroup(ModernGroup):
     group_type: ClassVar[str] = SHARE
     protocol_type: ClassVar[str] = SHARE
-    kinds: ClassVar[Kinds] = Kinds(
-        RecordKind.SHARE_GROUP,
-        RecordKind.SHARE_MEMBER,
-        RecordKind.SHARE_TARGET_EPOCH,
-        RecordKind.SHARE_TARGET,
-        RecordKind.SHARE_CURRENT,
-    )
+    kinds: ClassVar[Kinds] = SHARE_KINDS
 
     def __init__(
         self,

@@ -21,24 +21,24 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from headrace.coordinators.record_fields import Reader, compact_string
 from headrace.groups.assignors import NOTHING, Assignment
 from headrace.groups.consumer_records import (
+    SHARE_KINDS,
     ConsumerGroupKey,
     CurrentAssignment,
+    Decoders,
     GroupEpoch,
     GroupPieces,
+    Kinds,
     MemberSubscription,
-    RecordKind,
     array,
-    decode_target,
-    decode_target_epoch,
     indexes_of,
     member_state,
     optional_string,
     partitions,
-    put,
     read_array,
     read_indexes,
     read_partitions,
@@ -128,19 +128,10 @@ def _read_named(reader: Reader) -> Assignment:
 class SharePieces(GroupPieces):
     """What the records of a share group say, as they are replayed."""
 
+    kinds: ClassVar[Kinds] = SHARE_KINDS
+    decoders: ClassVar[Decoders] = Decoders(decode_group_epoch, decode_member, decode_current)
+
     states: KeptStates = field(default_factory=KeptStates)
 
-    def take(self, key: ConsumerGroupKey, value: bytes | None) -> None:
-        kind, name = key.kind, key.name
-        if kind is RecordKind.SHARE_GROUP:
-            self.epoch = None if value is None else decode_group_epoch(value)
-        elif kind is RecordKind.SHARE_TARGET_EPOCH:
-            self.target_epoch = 0 if value is None else decode_target_epoch(value)
-        elif kind is RecordKind.SHARE_STATES:
-            self.states = KeptStates() if value is None else decode_states(value)
-        elif kind is RecordKind.SHARE_MEMBER:
-            put(self.members, name, None if value is None else decode_member(value))
-        elif kind is RecordKind.SHARE_TARGET:
-            put(self.targets, name, None if value is None else decode_target(value))
-        else:
-            put(self.current, name, None if value is None else decode_current(value))
+    def take_other(self, key: ConsumerGroupKey, value: bytes | None) -> None:
+        self.states = KeptStates() if value is None else decode_states(value)

@@ -6,6 +6,7 @@ twice is told once: it may have very many members.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from headrace.groups.assignors import Assignment
@@ -19,12 +20,24 @@ CONSUMER: Final = 1
 
 
 def handle(request: Request) -> Message:
-    describe = request.services.groups.describe_consumer
-    groups = [_group(request, describe(group)) for group in dict.fromkeys(request.body.group_ids)]
+    return response(request, request.services.groups.describe_consumer, _member)
+
+
+def response(
+    request: Request,
+    describe: Callable[[str], DescribedConsumerGroup],
+    member_row: Callable[[Request, DescribedConsumer], Message],
+) -> Message:
+    """Of any group whose coordinator assigns."""
+    groups = [group_row(request, describe(group), member_row) for group in request.body.group_ids]
     return Message(throttle_time_ms=0, groups=groups)
 
 
-def _group(request: Request, group: DescribedConsumerGroup) -> Message:
+def group_row(
+    request: Request,
+    group: DescribedConsumerGroup,
+    member_row: Callable[[Request, DescribedConsumer], Message],
+) -> Message:
     asked = request.body.include_authorized_operations and not group.error_code
     return Message(
         error_code=group.error_code,
@@ -34,7 +47,7 @@ def _group(request: Request, group: DescribedConsumerGroup) -> Message:
         group_epoch=group.group_epoch,
         assignment_epoch=group.assignment_epoch,
         assignor_name=group.assignor,
-        members=[_member(request, member) for member in group.members],
+        members=[member_row(request, member) for member in group.members],
         authorized_operations=authorized.operations(authorized.ON_GROUP, asked),
     )
 

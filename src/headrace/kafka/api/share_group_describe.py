@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.groups.consumer_messages import DescribedConsumer, DescribedConsumerGroup
-from headrace.kafka import authorized
+from headrace.groups.consumer_messages import DescribedConsumer
 from headrace.kafka.api import consumer_group_describe
 from headrace.kafka.connection import Request
 from headrace.wire.message import Message
 
 
 def handle(request: Request) -> Message:
-    groups = [_group(request, request.services.groups.share.describe(group)) for group in request.body.group_ids]
-    return Message(throttle_time_ms=0, groups=groups)
-
-
-def _group(request: Request, group: DescribedConsumerGroup) -> Message:
-    asked = request.body.include_authorized_operations and not group.error_code
-    return Message(
-        error_code=group.error_code,
-        error_message=group.error_message,
-        group_id=group.group_id,
-        group_state=group.group_state,
-        group_epoch=group.group_epoch,
-        assignment_epoch=group.assignment_epoch,
-        assignor_name=group.assignor,
-        members=[_member(request, member) for member in group.members],
-        authorized_operations=authorized.operations(authorized.ON_GROUP, asked),
-    )
+    return consumer_group_describe.response(request, request.services.groups.share.describe, _member)
 
 
 def _member(request: Request, member: DescribedConsumer) -> Message:
