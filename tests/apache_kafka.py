@@ -59,6 +59,8 @@ class ApacheKafka(Broker):
             "offsets.topic.replication.factor": "1",
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
             "offsets.topic.num.partitions": "4",
             "group.min.session.timeout.ms": "1000",
         }

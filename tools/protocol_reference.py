@@ -44,8 +44,6 @@ PLANNED: Final = {
     "delete_acls": "ACLs",
     "describe_client_quotas": "quotas",
     "alter_client_quotas": "quotas",
-    "share_fetch": "share groups",
-    "share_acknowledge": "share groups",
 }
 NOT_MEANT: Final = {
     "create_delegation_token": "delegation tokens",

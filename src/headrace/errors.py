@@ -224,6 +224,18 @@ class FetchSessionTopicIds(HeadraceError):
     """A fetch that names topics by id in a session that names them, or the other way round: send a full fetch."""
 
 
+class ShareSessionNotFound(HeadraceError):
+    """A share session that is not there, or not on this connection: begin a new one."""
+
+
+class InvalidShareSessionEpoch(HeadraceError):
+    """A request that is not the next one of its share session: begin a new one."""
+
+
+class ShareSessionLimitReached(HeadraceError):
+    """There is no room for another share session: try again later."""
+
+
 class InvalidTopicName(HeadraceError):
     """A topic name against the rules; the message gives the rule."""
 
@@ -398,6 +410,9 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     FetchSessionNotFound: ErrorMapping(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 404, True),
     InvalidFetchSessionEpoch: ErrorMapping(ErrorCode.INVALID_FETCH_SESSION_EPOCH, 409, True),
     FetchSessionTopicIds: ErrorMapping(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, 409, True),
+    ShareSessionNotFound: ErrorMapping(ErrorCode.SHARE_SESSION_NOT_FOUND, 404, True),
+    InvalidShareSessionEpoch: ErrorMapping(ErrorCode.INVALID_SHARE_SESSION_EPOCH, 409, True),
+    ShareSessionLimitReached: ErrorMapping(ErrorCode.SHARE_SESSION_LIMIT_REACHED, 429, True),
     InvalidTopicName: ErrorMapping(ErrorCode.INVALID_TOPIC_EXCEPTION, 400, False),
     TopicExists: ErrorMapping(ErrorCode.TOPIC_ALREADY_EXISTS, 409, False),
     InvalidPartitions: ErrorMapping(ErrorCode.INVALID_PARTITIONS, 400, False),

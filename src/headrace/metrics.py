@@ -58,6 +58,8 @@ FETCH_SESSION_PARTITIONS: Final = _gauge("headrace_fetch_session_partitions", "P
 FETCH_SESSION_EVICTIONS: Final = _counter(
     "headrace_fetch_session_evictions_total", "Fetch sessions that had to make room for others."
 )
+SHARE_SESSIONS: Final = _gauge("headrace_share_sessions", "Share sessions of members of share groups.")
+SHARE_SESSION_PARTITIONS: Final = _gauge("headrace_share_session_partitions", "Partitions in all share sessions.")
 PROTOCOL_ERRORS: Final = _counter("headrace_protocol_errors_total", "Requests that could not be read.")
 REQUEST_SECONDS: Final = Family(
     "headrace_request_seconds", "histogram", "Time from a request to its answer, by API.", ("api",)
@@ -205,6 +207,10 @@ class TopicTraffic:
         self.bytes_out = 0
         self.records_in = 0
         self.records_out = 0
+
+    def sent(self, record_count: int, count_bytes: int) -> None:
+        self.records_out += record_count
+        self.bytes_out += count_bytes
 
 
 class Metrics:

@@ -147,7 +147,7 @@ class History:
             self.hear()
         group = self.scene.share_group()
         assert sorted(group.members) == sorted(member.member_id for member in self.members)
-        assert group.initializing == set()
+        assert group.initializing.isdisjoint(group._subscribed()), "nobody asks for the others any more"
         wanted = {name for member in group.members.values() for name in member.subscription.topics}
         given = {place for member in self.members for place in member.partitions}
         assert given == {(name, index) for name in wanted for index in range(self.sizes[name])}

@@ -16,13 +16,24 @@ from types import ModuleType
 import pytest
 
 import headrace
-from headrace.kafka import dispatch
+from headrace.kafka import dispatch, share_partition_requests
 from headrace.kafka.api import consumer_group_describe, consumer_group_heartbeat, metadata
+from headrace.queues import persister
 from headrace.wire import api, schema
 from headrace.wire.schema import Direction, Struct
 
+SHARE_PARTITIONS = (
+    api.INITIALIZE_SHARE_GROUP_STATE,
+    api.READ_SHARE_GROUP_STATE,
+    api.WRITE_SHARE_GROUP_STATE,
+    api.DELETE_SHARE_GROUP_STATE,
+    api.READ_SHARE_GROUP_STATE_SUMMARY,
+)
 SHARED: list[tuple[int, Callable[..., object]]] = [
     (api.DESCRIBE_TOPIC_PARTITIONS, metadata.partition),
+    (api.READ_SHARE_GROUP_STATE, persister.batch_row),
+    *((key, share_partition_requests.response) for key in SHARE_PARTITIONS),
+    *((key, share_partition_requests.result) for key in SHARE_PARTITIONS),
     (api.SHARE_GROUP_DESCRIBE, consumer_group_describe.assignment),
     (api.SHARE_GROUP_DESCRIBE, consumer_group_describe.response),
     (api.SHARE_GROUP_DESCRIBE, consumer_group_describe.group_row),

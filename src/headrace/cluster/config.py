@@ -43,6 +43,7 @@ DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "group.consumer.session.timeout.ms",
     "group.share.delivery.count.limit",
     "group.share.heartbeat.interval.ms",
+    "group.share.max.share.sessions",
     "group.share.max.size",
     "group.share.partition.max.record.locks",
     "group.share.record.lock.duration.ms",

@@ -136,6 +136,8 @@ OTHER_FRAME_MAX_BYTES: Final = 16 << 20
 LENGTH_BYTES: Final = 4
 JOINED_MAX_BYTES: Final = 64 << 10
 """Many small answers are cheaper to join than to send as a vector."""
+SLICED: Final = frozenset({"Fetch", "ShareFetch"})
+"""APIs whose answers have file slices, which cannot be joined."""
 NOWHERE: Final = Address("", 0)
 FOREIGN: Final = {
     # Anything that is not TLS lets every TLS client say that the port does not speak it.
@@ -274,6 +276,7 @@ class Connection:
         self._metrics.connections_open -= 1
         self.services.connections.pop(self, None)
         self.services.fetch_sessions.close_all(self)
+        self.services.share_sessions.close_all(self)
         log.debug("connection from %s ended: %s", self.peer, reason)
 
     # Requests.
@@ -377,7 +380,7 @@ class Connection:
                 if count:
                     observe(api, now - started, count)
                 api, started, count = response.api, response.started, 1
-                sliced = sliced or api == "Fetch"
+                sliced = sliced or api in SLICED
         observe(api, now - started, count)
         if out:
             queued = self._channel.queued_bytes()

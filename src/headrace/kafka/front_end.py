@@ -29,11 +29,14 @@ from headrace.kafka.first_writes import FirstWrites
 from headrace.kafka.peers import PeerListener, Peers
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
+from headrace.kafka.share_sessions import ShareSessions
 from headrace.metrics import SHARE_STATE_PARTITION_CLOSED, TRANSACTION_PARTITION_CLOSED, Metrics, Sample
 from headrace.partitions.recompression import Recompression
 from headrace.ports.network import Network
+from headrace.queues.messages import ShareGroupConfig
 from headrace.queues.persister import StatePersister
 from headrace.queues.share_coordinator import SHARE_STATES, ShareCoordinator
+from headrace.queues.share_partitions import SharePartitions
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.storage.keys.index import KeyLimits
 from headrace.transactions.coordinator import TRANSACTIONS, TransactionCoordinator
@@ -80,6 +83,7 @@ class FrontEnd:
             self._topic_id,
             offsets_log.append_in_transaction,
             group_settings=lambda group: participant.view.image.group_configs.get(group, {}),
+            persister=self.persister,
         )
         self._built.callback(self.groups.close)
         self.groups.catalog.follow(Image(""), participant.view.image)
@@ -100,6 +104,8 @@ class FrontEnd:
         participant.partitions.recompression = Recompression(participant.partitions, participant.compute, spawn)
         self.services = self._services(metrics, spawn, failed)
         metrics.collect(self.services.fetch_sessions.samples)
+        metrics.collect(self.services.share_sessions.samples)
+        metrics.collect(self.share_partitions.samples)
         metrics.collect(self.transactions.samples)
         metrics.collect(self._closed_transactions)
         metrics.collect(self.share_states.samples)
@@ -158,6 +164,8 @@ class FrontEnd:
             lambda done: self._spawn(self._create_share_state_topic(done)),
             participant.draw,
         )
+        self.share_partitions = SharePartitions(partitions, participant.disk, self.persister, self._share_group_config)
+        self._built.callback(self.share_partitions.close)
 
     def _services(
         self,
@@ -189,11 +197,16 @@ class FrontEnd:
                 self._clock, participant.partitions, lambda: participant.view.image, self.transactions, self.peers.ask
             ),
             share_states=self.share_states,
-            persister=self.persister,
             producer_ids=self.producer_ids,
             fetch_sessions=FetchSessions(
                 participant.settings["max.incremental.fetch.session.cache.slots"], self._clock.now, participant.draw
             ),
+            share_sessions=ShareSessions(
+                lambda: participant.effective_settings()["group.share.max.share.sessions"],
+                lambda key: self.share_partitions.release(*key),
+            ),
+            share_partitions=self.share_partitions,
+            share_group_config=self._share_group_config,
             spawn=spawn,
             failed=failed,
             effective_settings=participant.effective_settings,
@@ -233,6 +246,10 @@ class FrontEnd:
         self.share_states.partition_count = self._share_state_partitions()
         self.share_state_partitions.follow()
         self.share_state_partitions.forget_topics(old, new)
+        self.share_partitions.follow()
+
+    def _share_group_config(self, group: str) -> ShareGroupConfig:
+        return self.groups.limits.share.config(self._participant.view.image.group_configs.get(group, {}))
 
     def _draw_producer_id(self, done: Callable[[int | None], None]) -> None:
         known = self.producer_ids.at_hand()

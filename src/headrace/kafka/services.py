@@ -17,12 +17,14 @@ from headrace.groups.coordinator import GroupCoordinator
 from headrace.kafka.fetch_sessions import FetchSessions
 from headrace.kafka.first_writes import FirstWrites
 from headrace.kafka.metadata_cache import MetadataCache
+from headrace.kafka.share_sessions import ShareSessions
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
-from headrace.queues.messages import Persister
+from headrace.queues.messages import ShareGroupConfig
 from headrace.queues.share_coordinator import ShareCoordinator
+from headrace.queues.share_partitions import SharePartitions
 from headrace.settings.values import BrokerSettings
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.transactions.coordinator import TransactionCoordinator
@@ -52,9 +54,12 @@ class Services:
     marker_appends: MarkerAppends
     first_writes: FirstWrites
     share_states: ShareCoordinator
-    persister: Persister
     producer_ids: ProducerIds
     fetch_sessions: FetchSessions
+    share_sessions: ShareSessions
+    share_partitions: SharePartitions
+    share_group_config: Callable[[str], ShareGroupConfig]
+    """What holds for deliveries to a share group now."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Run a coroutine in a task that the node owns."""
     failed: Callable[[BaseException], None]

@@ -41,12 +41,15 @@ from headrace.kafka.first_writes import FirstWrites
 from headrace.kafka.peers import Peers
 from headrace.kafka.server import KafkaServer
 from headrace.kafka.services import Services
+from headrace.kafka.share_sessions import ShareSessions
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Timer
 from headrace.ports.coordination import KeyValue
+from headrace.queues.messages import ShareGroupConfig
 from headrace.queues.persister import StatePersister
 from headrace.queues.share_coordinator import ShareCoordinator
+from headrace.queues.share_partitions import SharePartitions
 from headrace.registry.cluster_view import AdvertisedView
 from headrace.registry.empty_store import NoLogs
 from headrace.registry.pulse import Pulse
@@ -157,15 +160,6 @@ class Registry:
             0,  # it leads none
             lambda _topic_id, _partition: False,
         )
-        persister = StatePersister(
-            clock,
-            self._partitions,
-            lambda: self._view.image,
-            share_states,
-            peers.ask,
-            lambda done: done(),  # nobody asks it for a topic of brokers
-            secrets.token_bytes,
-        )
         return Services(
             settings=self._settings,
             clock=clock,
@@ -187,14 +181,28 @@ class Registry:
             marker_appends=MarkerAppends(self._partitions, self._not_led_code, lambda _decision: None),
             first_writes=FirstWrites(clock, self._partitions, lambda: self._view.image, transactions, peers.ask),
             share_states=share_states,
-            persister=persister,
             producer_ids=ProducerIds(self._coordination, self._view, secrets.token_bytes),
             fetch_sessions=FetchSessions(0, clock.now, secrets.token_bytes),  # there is nothing to fetch
+            share_sessions=ShareSessions(lambda: 0, lambda _key: None),
+            share_partitions=self._share_partitions(share_states, peers),
+            share_group_config=lambda _group: ShareGroupConfig(),
             spawn=self._background.spawn,
             failed=self._failed,
             effective_settings=effective,
             compute=asyncio.to_thread,
         )
+
+    def _share_partitions(self, share_states: ShareCoordinator, peers: Peers) -> SharePartitions:
+        persister = StatePersister(
+            self._clock,
+            self._partitions,
+            lambda: self._view.image,
+            share_states,
+            peers.ask,
+            lambda done: done(),  # nobody asks it for a topic of brokers
+            secrets.token_bytes,
+        )
+        return SharePartitions(self._partitions, self._disk, persister, lambda _group: ShareGroupConfig())
 
     def _not_led_code(self, topic: str, index: int) -> int:
         return leader_lookup.not_led_code(self._view.image, topic, index)

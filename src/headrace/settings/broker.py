@@ -560,6 +560,14 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         32_767,
     ),
     Setting(
+        "group.share.max.share.sessions",
+        "int",
+        2000,
+        "share groups: most sessions of members that one broker keeps",
+        "sessions",
+        1,
+    ),
+    Setting(
         "group.share.partition.max.record.locks",
         "int",
         2000,

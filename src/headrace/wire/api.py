@@ -74,6 +74,13 @@ LIST_CONFIG_RESOURCES: Final = 74
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 SHARE_GROUP_HEARTBEAT: Final = 76
 SHARE_GROUP_DESCRIBE: Final = 77
+SHARE_FETCH: Final = 78
+SHARE_ACKNOWLEDGE: Final = 79
+INITIALIZE_SHARE_GROUP_STATE: Final = 83
+READ_SHARE_GROUP_STATE: Final = 84
+WRITE_SHARE_GROUP_STATE: Final = 85
+DELETE_SHARE_GROUP_STATE: Final = 86
+READ_SHARE_GROUP_STATE_SUMMARY: Final = 87
 DESCRIBE_SHARE_GROUP_OFFSETS: Final = 90
 ALTER_SHARE_GROUP_OFFSETS: Final = 91
 DELETE_SHARE_GROUP_OFFSETS: Final = 92
@@ -136,6 +143,13 @@ _ROWS: Final = (
     _row(DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", versions=(0, 0), flexible_from=0),
     _row(SHARE_GROUP_HEARTBEAT, "ShareGroupHeartbeat", versions=(1, 1), flexible_from=0),
     _row(SHARE_GROUP_DESCRIBE, "ShareGroupDescribe", versions=(1, 1), flexible_from=0),
+    _row(SHARE_FETCH, "ShareFetch", versions=(1, 2), flexible_from=0),
+    _row(SHARE_ACKNOWLEDGE, "ShareAcknowledge", versions=(1, 2), flexible_from=0),
+    _row(INITIALIZE_SHARE_GROUP_STATE, "InitializeShareGroupState", versions=(0, 0), flexible_from=0),
+    _row(READ_SHARE_GROUP_STATE, "ReadShareGroupState", versions=(0, 0), flexible_from=0),
+    _row(WRITE_SHARE_GROUP_STATE, "WriteShareGroupState", versions=(0, 1), flexible_from=0),
+    _row(DELETE_SHARE_GROUP_STATE, "DeleteShareGroupState", versions=(0, 0), flexible_from=0),
+    _row(READ_SHARE_GROUP_STATE_SUMMARY, "ReadShareGroupStateSummary", versions=(0, 1), flexible_from=0),
     _row(DESCRIBE_SHARE_GROUP_OFFSETS, "DescribeShareGroupOffsets", versions=(0, 1), flexible_from=0),
     _row(ALTER_SHARE_GROUP_OFFSETS, "AlterShareGroupOffsets", versions=(0, 0), flexible_from=0),
     _row(DELETE_SHARE_GROUP_OFFSETS, "DeleteShareGroupOffsets", versions=(0, 0), flexible_from=0),

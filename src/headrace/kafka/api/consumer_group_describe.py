@@ -29,7 +29,7 @@ def response(
     member_row: Callable[[Request, DescribedConsumer], Message],
 ) -> Message:
     """Of any group whose coordinator assigns."""
-    groups = [group_row(request, describe(group), member_row) for group in request.body.group_ids]
+    groups = [group_row(request, describe(group), member_row) for group in dict.fromkeys(request.body.group_ids)]
     return Message(throttle_time_ms=0, groups=groups)
 
 
