@@ -28,6 +28,7 @@ from clients.sharing import (
 )
 from clients.topics import create_topic
 from headrace.storage.folder import PARTITIONED, SHARED
+from proving import proves
 
 
 @pytest.fixture(scope="module", params=[PARTITIONED, SHARED])
@@ -46,6 +47,7 @@ def numbers(count: int) -> list[str]:
     return [str(number) for number in range(count)]
 
 
+@proves("Q1")
 def test_members_share_partitions_that_are_fewer_than_they_are(share_broker: Broker) -> None:
     bootstrap, topic = share_broker.bootstrap, create_topic(share_broker, f"t-{uuid.uuid4()}", 2)
     group = share_group(bootstrap)
@@ -74,6 +76,7 @@ def test_members_share_partitions_that_are_fewer_than_they_are(share_broker: Bro
     assert sum(count > 0 for count in by_member.values()) >= 3, by_member
 
 
+@proves("Q1")
 def test_records_whose_lock_has_run_out_are_delivered_again(share_broker: Broker, topic: str) -> None:
     bootstrap = share_broker.bootstrap
     group = share_group(bootstrap, share_record_lock_duration_ms=2000)
@@ -91,6 +94,7 @@ def test_records_whose_lock_has_run_out_are_delivered_again(share_broker: Broker
     second.close()
 
 
+@proves("Q1")
 def test_a_released_record_comes_again_and_a_rejected_one_does_not(share_broker: Broker, topic: str) -> None:
     bootstrap = share_broker.bootstrap
     write(bootstrap, topic, numbers(3))
@@ -108,6 +112,7 @@ def test_a_released_record_comes_again_and_a_rejected_one_does_not(share_broker:
     consumer.close()
 
 
+@proves("Q1")
 def test_a_record_is_delivered_only_so_often(share_broker: Broker, topic: str) -> None:
     bootstrap = share_broker.bootstrap
     write(bootstrap, topic, numbers(1))
@@ -121,6 +126,7 @@ def test_a_record_is_delivered_only_so_often(share_broker: Broker, topic: str) -
     consumer.close()
 
 
+@proves("Q1")
 def test_others_get_the_records_of_a_killed_member_at_once(share_broker: Broker, topic: str) -> None:
     bootstrap = share_broker.bootstrap
     group = share_group(bootstrap)
@@ -137,6 +143,7 @@ def test_others_get_the_records_of_a_killed_member_at_once(share_broker: Broker,
     consumer.close()
 
 
+@proves("Q1")
 def test_only_committed_records_are_delivered_where_a_group_asks_for_that(share_broker: Broker, topic: str) -> None:
     bootstrap = share_broker.bootstrap
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "log_level": 0})
@@ -163,6 +170,7 @@ def test_only_committed_records_are_delivered_where_a_group_asks_for_that(share_
     producer.commit_transaction(DEADLINE_S)
 
 
+@proves("Q1")
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 def test_nothing_accepted_comes_again_after_the_broker_was_killed(brokers: Brokers, layout: str) -> None:
     broker = brokers.start(settings={**QUICK, "log.layout": layout})
@@ -197,6 +205,7 @@ def test_nothing_accepted_comes_again_after_the_broker_was_killed(brokers: Broke
     broker.discard()
 
 
+@proves("Q1")
 def test_share_groups_with_java(share_broker: Broker) -> None:
     said = with_java.run("Shares", share_broker.bootstrap)
     assert said.pop("shared").rpartition(" ")[0] == "400 [1] by"

@@ -17,6 +17,7 @@ from clients.sharing import DEADLINE_S, QUICK, accept, member, poll, share_group
 from clusters import BrokerCluster
 from headrace.client.admin.cluster import Cluster
 from headrace.cluster.names import OFFSETS_TOPIC, SHARE_STATE_TOPIC
+from proving import proves
 
 TOPIC, PARTITIONS, MEMBERS = "orders", 3, 4
 LOCK_MS = 8000
@@ -149,6 +150,7 @@ def leader_of(cluster: BrokerCluster, topic: str) -> Broker:
     return cluster.brokers[number - 1]
 
 
+@proves("Q1")
 @pytest.mark.parametrize(
     ("layout", "led"), [("partitioned", TOPIC), ("shared", SHARE_STATE_TOPIC)], ids=["data", "state"]
 )
@@ -171,6 +173,7 @@ def test_what_is_kept_comes_no_more_after_a_broker_died(tmp_path: Path, layout: 
         assert_nothing_is_left(cluster, group, course)
 
 
+@proves("Q1")
 def test_what_is_kept_comes_no_more_after_brokers_were_killed_in_turn(tmp_path: Path) -> None:
     """Each is back before its lease ends: see `test_transactions_killed`."""
     with BrokerCluster(tmp_path, settings={**SETTINGS, "broker.lease.ms": 15_000}) as cluster:

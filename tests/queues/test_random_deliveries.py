@@ -12,6 +12,7 @@ import pytest
 from headrace.errors import ErrorCode
 from headrace.queues.messages import AcknowledgementBatch, AcknowledgeType, Acquired
 from headrace.storage.folder import PARTITIONED, SHARED
+from proving import proves
 from queues.scene import GROUP, Fetch, Scene, place, values
 
 MEMBERS = ("a", "b", "c", "d")
@@ -210,6 +211,7 @@ class World:
         assert scene.kept(self.partition).start == end
 
 
+@proves("Q1")
 @pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
 def test_nothing_accepted_is_delivered_again_no_lock_is_broken_and_nothing_is_lost(layout: str, seed: int) -> None:
     told = 0

@@ -116,7 +116,7 @@ class ShareHistory(History[ShareCoordinator]):
         return True
 
 
-@proves("G16")
+@proves("G16", "Q1")
 @pytest.mark.parametrize("layout", ["partitioned", "shared"])
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_kept_is_there_whoever_coordinates(seed: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
