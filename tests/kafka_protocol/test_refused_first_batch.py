@@ -18,6 +18,7 @@ from headrace.errors import ErrorCode, StorageFailed
 from headrace.kafka.connection import Connection
 from headrace.kafka.dispatch import FRAME_HANDLERS, HANDLERS
 from headrace.kafka.fetch_sessions import FetchSessions
+from headrace.kafka.share_sessions import ShareSessions
 from headrace.metrics import Metrics
 from headrace.partitions import early_refusals
 from headrace.records import kernel
@@ -56,6 +57,7 @@ class Front:
             view=SimpleNamespace(image=Image(PREFIX)),
             broker_id=BROKER,
             fetch_sessions=FetchSessions(0, self.led.clock.now, bytes),
+            share_sessions=ShareSessions(lambda: 0, lambda _key: None),
         )
         keys: Any = PartitionKeys()
         self.keys: PartitionKeys = keys
