@@ -215,6 +215,11 @@ def test_settings_of_a_group_are_kept_by_its_name(admin: AdminClient) -> None:
     assert altered(admin, kind, group, consumer_session_timeout_ms=(put, "50000")) == {
         "consumer.session.timeout.ms": "50000",
         "consumer.heartbeat.interval.ms": "5000",
+        "share.auto.offset.reset": "latest",
+        "share.heartbeat.interval.ms": "5000",
+        "share.isolation.level": "read_uncommitted",
+        "share.record.lock.duration.ms": "30000",
+        "share.session.timeout.ms": "45000",
     }
     found = altered(admin, kind, group, consumer_session_timeout_ms=(remove, ""))
     assert found["consumer.session.timeout.ms"] == "45000"
