@@ -412,7 +412,7 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     FetchSessionTopicIds: ErrorMapping(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, 409, True),
     ShareSessionNotFound: ErrorMapping(ErrorCode.SHARE_SESSION_NOT_FOUND, 404, True),
     InvalidShareSessionEpoch: ErrorMapping(ErrorCode.INVALID_SHARE_SESSION_EPOCH, 409, True),
-    ShareSessionLimitReached: ErrorMapping(ErrorCode.SHARE_SESSION_LIMIT_REACHED, 429, True),
+    ShareSessionLimitReached: ErrorMapping(ErrorCode.SHARE_SESSION_LIMIT_REACHED, 503, True),
     InvalidTopicName: ErrorMapping(ErrorCode.INVALID_TOPIC_EXCEPTION, 400, False),
     TopicExists: ErrorMapping(ErrorCode.TOPIC_ALREADY_EXISTS, 409, False),
     InvalidPartitions: ErrorMapping(ErrorCode.INVALID_PARTITIONS, 400, False),
