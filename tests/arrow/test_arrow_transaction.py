@@ -13,6 +13,8 @@ import headrace.arrow
 from arrow.topics import make_topic
 from brokers import Broker
 from headrace import Admin, NoTransaction, TransactionFailed, TransactionRefused, abort_prepared, commit_prepared
+from headrace.client.admin import operations
+from headrace.client.admin.cluster import Cluster
 from headrace.client.errors import Refusal
 from proving import proves
 
@@ -53,6 +55,21 @@ def test_prepared_rows_of_all_topics_are_committed_by_whoever_has_them(broker: B
     assert seen(broker, two) == values(0, 10)
     with pytest.raises(TransactionRefused, match="committed before"):
         abort_prepared(prepared, broker.bootstrap)
+
+
+@proves("S3")
+def test_connections_that_are_lent_for_the_rows_stay_open_and_see_partitions_that_came_since(broker: Broker) -> None:
+    topic = make_topic(broker, 1)
+    with Cluster(broker.bootstrap) as cluster, Cluster(broker.bootstrap) as for_rows:
+        assert len(for_rows.topic(topic).partitions) == 1
+        operations.create_partitions(cluster, topic, 3)
+        for first in (0, 500):
+            with headrace.arrow.Transaction(new_id(), cluster=cluster, for_rows=for_rows) as t:
+                written = t.write(topic, rows_of(first, 500))
+                t.commit()
+            assert set(written["partition"].to_pylist()) == {0, 1, 2}
+            assert len(for_rows.topology([topic]).topics[topic].partitions) == 3
+    assert seen(broker, topic) == values(0, 1000)
 
 
 def test_a_block_that_is_left_otherwise_aborts_and_its_rows_are_never_seen(broker: Broker) -> None:

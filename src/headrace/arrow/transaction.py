@@ -47,18 +47,21 @@ class Transaction:
         timeout_ms: int = 30_000,
         tls: Tls = None,
         cluster: Cluster | None = None,
+        for_rows: Cluster | None = None,
         open_max_ms: int | None = None,
         previous: ProducerId | None = None,
     ) -> None:
         """Takes over the transactional id: what is open under it is aborted, and who had it can write nothing more.
 
-        A `cluster` that is given in place of its address is not closed here. With the `producer` of a transaction as
+        A `cluster` that is given in place of its address is not closed here, nor one that is given `for_rows`, which
+        has those of the first topic; each other one has connections of its own. With the `producer` of a transaction as
         the `previous` one, only if nobody has taken over since: else it is refused with PRODUCER_FENCED.
         """
         self._codec = codec
         self._batch_bytes = batch_bytes
         self._timeout_ms = timeout_ms
         self._writers: dict[str, Writer] = {}
+        self._for_rows = for_rows
         self._is_over = False
         with ExitStack() as opened:
             if cluster is None:
@@ -100,12 +103,14 @@ class Transaction:
         """Send rows without waiting for the answers, as `Writer.submit`."""
         self._check_open()
         if topic not in self._writers:
+            lent, self._for_rows = self._for_rows, None
             self._writers[topic] = Writer(
                 topic,
                 codec=self._codec,
                 batch_bytes=self._batch_bytes,
                 timeout_ms=self._timeout_ms,
-                cluster=self._cluster.again(),
+                cluster=lent or self._cluster.again(),
+                is_lent=lent is not None,
                 transaction=self._identity,
             )
         return self._writers[topic].submit(rows)

@@ -81,13 +81,14 @@ class Writer:
         batch_bytes: int = BATCH_BYTES,
         timeout_ms: int = 30_000,
         cluster: Cluster | None = None,
+        is_lent: bool = False,
         tls: Tls = None,
         transaction: TransactionIdentity | None = None,
     ) -> None:
         """A broker that does not answer yet is waited for, as long as `timeout_ms`.
 
-        A `cluster` that is given instead of its address belongs to the writer from then on. `tls` is a
-        producer's. A `transaction` is ended by whoever opened it.
+        A `cluster` that is given instead of its address belongs to the writer from then on, or, if it `is_lent`, until
+        the writer is closed. `tls` is a producer's. A `transaction` is ended by whoever opened it.
         """
         self._topic = topic
         self._acks = acks
@@ -96,8 +97,11 @@ class Writer:
         self._timeout_ms = timeout_ms
         retry = Retry(within_ms=timeout_ms)
         self._cluster = Cluster(bootstrap, timeout_ms=timeout_ms, retry=retry, tls=tls) if cluster is None else cluster
-        self._cluster.reach()
-        self._partition_count = len(self._cluster.topic(topic, create=True).partitions)
+        self._is_lent = is_lent
+        if not is_lent:
+            self._cluster.reach()
+        # Whoever had the cluster before may have seen fewer partitions.
+        self._partition_count = len(self._cluster.topic(topic, create=True, anew=is_lent).partitions)
         # All that follows with the cluster happens in this one thread, round after round.
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"writer of {topic}")
         self._transaction = transaction
@@ -118,7 +122,8 @@ class Writer:
     def close(self) -> None:
         """Wait for what is under way, and let the connections go."""
         self._sender.shutdown()
-        self._cluster.close()
+        if not self._is_lent:
+            self._cluster.close()
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
         """Send rows of `value` and, where they are there, `key`, `headers`, `timestamp`, `partition`.

@@ -16,9 +16,11 @@ from headrace.client.admin.cluster import Cluster, Retry
 from headrace.records.isolation import Isolation
 
 ANSWER_MAX_MS: Final = 10_000
+IDLE_MAX: Final = 2
+"""A task that writes has one for its transaction, and one for its rows."""
 
 _Key = tuple[int, str, int]
-_idle: Final[dict[_Key, Cluster]] = {}
+_idle: Final[dict[_Key, list[Cluster]]] = {}
 _tasks: Final[list[int]] = []
 """The processes, this one and those that it was forked from, in which a task has begun: once, and once more."""
 
@@ -46,8 +48,10 @@ def cluster_at(
     """
     # Workers are forked: a socket of the parent must not be used by two.
     key = (os.getpid(), bootstrap, timeout_ms)
-    cluster = _idle.pop(key, None)
-    if cluster is None:
+    idle = _idle.setdefault(key, [])
+    if idle:
+        cluster = idle.pop()
+    else:
         cluster = Cluster(
             bootstrap,
             client_id="headrace-spark",
@@ -62,7 +66,7 @@ def cluster_at(
     except BaseException:
         cluster.close()
         raise
-    spare = _idle.pop(key, None)
-    if spare is not None:
-        spare.close()
-    _idle[key] = cluster
+    if len(idle) < IDLE_MAX:
+        idle.append(cluster)
+    else:
+        cluster.close()

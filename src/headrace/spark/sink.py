@@ -22,7 +22,7 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -273,11 +273,16 @@ def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch], batch: Batch |
     rest = _chain(first, batches)
     if batch is None:
         return _write_plainly(chosen, rest)
-    with cluster_at(chosen.bootstrap, chosen.timeout_ms, patient=True) as cluster:
-        transaction = _begin(cluster, chosen, _attempt_id(batch))
+    with _reach(chosen) as cluster, _reach(chosen) as for_rows:
+        transaction = _begin(cluster, chosen, _attempt_id(batch), for_rows)
         if transaction is not None:
             return _write_in(transaction, cluster, chosen, rest, batch)
     return _write_plainly(chosen, rest)
+
+
+def _reach(chosen: SinkOptions) -> AbstractContextManager[Cluster]:
+    """The address was right when the query was planned."""
+    return cluster_at(chosen.bootstrap, chosen.timeout_ms, patient=True)
 
 
 def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -291,10 +296,10 @@ def _attempt_id(batch: Batch) -> str:
     return batch.transactional_id(context.partitionId(), context.taskAttemptId())
 
 
-def _begin(cluster: Cluster, chosen: SinkOptions, name: str) -> Transaction | None:
+def _begin(cluster: Cluster, chosen: SinkOptions, name: str, for_rows: Cluster | None = None) -> Transaction | None:
     """A transaction; None where there can be none, and it was not asked for by name."""
     try:
-        return Transaction(name, codec=chosen.codec, timeout_ms=chosen.timeout_ms, cluster=cluster)
+        return Transaction(name, codec=chosen.codec, timeout_ms=chosen.timeout_ms, cluster=cluster, for_rows=for_rows)
     except HeadraceError as error:
         if not isinstance(error, Unsupported) and error.kafka_code not in _NOT_TO_BE_HAD:
             raise
@@ -325,8 +330,8 @@ def _write_plainly(chosen: SinkOptions, rows: Iterator[pa.RecordBatch]) -> Writt
 
         def submit(topic: str, mine: pa.RecordBatch) -> Pending:
             if topic not in writers:
-                # The address was right when the query was planned.
-                writer = Writer(topic, bootstrap=chosen.bootstrap, codec=chosen.codec, timeout_ms=chosen.timeout_ms)
+                cluster = opened.enter_context(_reach(chosen))
+                writer = Writer(topic, codec=chosen.codec, timeout_ms=chosen.timeout_ms, cluster=cluster, is_lent=True)
                 writers[topic] = opened.enter_context(writer)
             return writers[topic].submit(mine)
 

@@ -48,6 +48,8 @@ from headrace.wire import api as apis
 from headrace.wire.message import Message
 
 APPEAR_WITHIN_MS: Final = 5_000
+COORDINATORS_MAX: Final = 1_000
+"""How many are remembered. Every transaction of a sink has a name of its own, and a worker lives for days."""
 ADMIN: Final = "admin"
 """The channel of all requests but those of bulk reading."""
 
@@ -164,9 +166,10 @@ class Cluster:
             self._topics.pop(name, None)
         return answer
 
-    def topic(self, name: str, *, create: bool = False, expected: bool = False) -> Topic:
-        """A topic as last seen, or asked for. One that is to be created, or just was, gets a moment to appear."""
-        if name in self._topics:
+    def topic(self, name: str, *, create: bool = False, expected: bool = False, anew: bool = False) -> Topic:
+        """A topic as last seen, or asked for, always if `anew`. One that is to be created, or just was, gets a moment
+        to appear."""
+        if name in self._topics and not anew:
             return self._topics[name]
         patient = create or expected
 
@@ -228,6 +231,8 @@ class Cluster:
             if isinstance(found, HeadraceError):
                 raise found
             self.pool.metadata.add_broker(found)
+            if len(self._coordinators) == COORDINATORS_MAX:
+                self._coordinators.clear()
             self._coordinators[key] = found.broker_id
         return self.broker(self._coordinators[key])
 
