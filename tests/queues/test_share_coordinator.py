@@ -69,10 +69,24 @@ def test_who_reads_hears_the_epoch_of_the_last_write(scene: Scene) -> None:
     assert scene.read(9) == [(NONE, ShareState(2, 9, 50))]
 
 
-def test_the_start_never_goes_back(scene: Scene) -> None:
+def test_the_start_never_goes_back_for_whoever_writes(scene: Scene) -> None:
     scene.write(changed(start=10))
     scene.write(changed(acknowledged(3, 12), start=4))
     assert scene.state() == ShareState(1, 1, 10, (acknowledged(10, 12),))
+
+
+def test_the_start_goes_back_for_a_leader_whose_log_has_lost_its_end(scene: Scene) -> None:
+    """What comes in the place of the lost records was delivered to nobody, however often the state is loaded."""
+    scene.read(1, 70)
+    scene.write(changed(acquired(12, 14), start=10), 70)
+    scene.read(2, 80)
+    lost_from = changed(StateBatch(4, 14, AVAILABLE, 0), start=4, leader_epoch=2)
+    assert scene.write(lost_from, 80) == [NONE]
+    assert scene.write(changed(acquired(4, 6), start=4, leader_epoch=2), 80) == [NONE]
+    scene.compact(len(scene.log))
+    scene.take_over()
+    expected = ShareState(1, 2, 4, (acquired(4, 6), StateBatch(7, 14, AVAILABLE, 0)))
+    assert scene.read(3, 90) == [(NONE, expected)]
 
 
 def test_a_start_that_is_not_known_is_set_by_the_first_write(scene: Scene) -> None:

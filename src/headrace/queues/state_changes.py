@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
@@ -87,10 +87,13 @@ def write(kept: Kept | None, changed: ShareState, load_id: int) -> Step:
         return fault
     epoch = max(changed.leader_epoch, kept.state.leader_epoch)
     update = Update(epoch, changed.start_offset, changed.batches, written_epoch=epoch)
+    goes_back = load_id != NO_LOAD and NO_OFFSET < changed.start_offset < kept.state.start_offset
+    if goes_back:  # who has read it knows: the log of the data has lost its end, and goes on from there
+        kept = replace(kept, state=replace(kept.state, start_offset=changed.start_offset))
     after = updated(kept, update)
     if len(after.state.batches) > RANGES_MAX:
         return ErrorCode.POLICY_VIOLATION
-    return Change(after, update)
+    return Change(after, None if goes_back else update)
 
 
 def _write_fault(kept: Kept | None, changed: ShareState, load_id: int) -> int:
@@ -121,7 +124,7 @@ def _is_possible(batch: StateBatch) -> bool:
 
 
 def updated(kept: Kept, update: Update) -> Kept:
-    """A start never goes back under one state epoch: what is below it is final."""
+    """A start never goes back by an update: what is below it is final."""
     state = kept.state
     start_offset = max(state.start_offset, update.start_offset)
     batches = state.batches
