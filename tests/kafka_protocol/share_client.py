@@ -87,8 +87,9 @@ class ShareClient:
         return int(row.error_code)
 
 
-def subscribe(raw: Raw, group: str, topic: str, partitions: int) -> None:
-    """Have a member that only subscribes: from then on the partitions of the topic are delivered to the group."""
+def subscribe(raw: Raw, group: str, topic: str, partitions: int) -> str:
+    """Have a member that only subscribes: from then on the partitions of the topic are delivered to the group. Answers
+    its id."""
     member, epoch, assigned = str(uuid.uuid4()), 0, 0
     raw.call(apis.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=[group])  # which makes the topic of groups
 
@@ -110,6 +111,20 @@ def subscribe(raw: Raw, group: str, topic: str, partitions: int) -> None:
         return assigned == partitions
 
     wait_for("an assignment", beat, 20)
+    return member
+
+
+def leave(raw: Raw, group: str, member: str) -> None:
+    answer = raw.call(
+        apis.SHARE_GROUP_HEARTBEAT,
+        1,
+        group_id=group,
+        member_id=member,
+        member_epoch=-1,
+        rack_id=None,
+        subscribed_topic_names=None,
+    )
+    assert answer.error_code == 0, answer
 
 
 def rows(answer: Any) -> dict[Place, Any]:

@@ -23,6 +23,7 @@ from kafka_protocol.share_client import (
     ShareClient,
     acquired,
     configure_group,
+    leave,
     rows,
     subscribe,
 )
@@ -216,6 +217,37 @@ def test_a_member_that_begins_anew_keeps_what_it_has_acquired(
     assert not again.fetch([place])
     member.raw.close()
     assert again.code({place: [(0, 1, [ACCEPT])]}) == 0
+
+
+def consumed_group(connect: Connect, topic: str, place: Place) -> str:
+    """A group without members that has accepted all that there is."""
+    raw, group = connect(), f"g-{uuid.uuid4()}"
+    configure_group(raw, group)
+    subscriber = subscribe(raw, group, topic, PARTITIONS)
+    write(raw, topic, 3)
+    member = ShareClient(raw, group)
+    assert acquired(member.fetch([place], max_wait_ms=10_000)[place]) == [(0, 2, 1)]
+    assert member.code({place: [(0, 2, [ACCEPT])]}) == 0
+    leave(raw, group, subscriber)
+    member.ask(share_session_epoch=-1)
+    return group
+
+
+def test_who_begins_hears_of_a_start_that_was_set_back(connect: Connect, topic: str, place: Place) -> None:
+    raw, group = connect(), consumed_group(connect, topic, place)
+    starts = [Message(topic_name=topic, partitions=[Message(partition_index=0, start_offset=1)])]
+    answer = raw.call(apis.ALTER_SHARE_GROUP_OFFSETS, 0, group_id=group, topics=starts)
+    assert answer.responses[0].partitions[0].error_code == 0, answer
+    subscribe(raw, group, topic, PARTITIONS)
+    assert acquired(ShareClient(raw, group).fetch([place], max_wait_ms=10_000)[place]) == [(1, 2, 1)]
+
+
+def test_a_group_that_is_made_again_begins_again(connect: Connect, topic: str, place: Place) -> None:
+    raw, group = connect(), consumed_group(connect, topic, place)
+    answer = raw.call(apis.DELETE_GROUPS, 2, groups_names=[group])
+    assert [each.error_code for each in answer.results] == [0]
+    subscribe(raw, group, topic, PARTITIONS)
+    assert acquired(ShareClient(raw, group).fetch([place], max_wait_ms=10_000)[place]) == [(0, 2, 1)]
 
 
 def test_sessions_are_of_their_member_and_connection(join: Join, place: Place) -> None:

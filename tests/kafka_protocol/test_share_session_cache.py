@@ -23,11 +23,12 @@ def partitions(*indexes: int) -> list[TopicIdPartition]:
 
 
 class Cache:
-    """Sessions, and the members whose records were released."""
+    """Sessions, the members whose records were released, and the groups that had a first session."""
 
     def __init__(self, slots: int = 10, partitions_max: int = 100) -> None:
         self.released: list[MemberKey] = []
-        self.sessions = ShareSessions(lambda: slots, self.released.append, partitions_max)
+        self.begun: list[str] = []
+        self.sessions = ShareSessions(lambda: slots, self.released.append, partitions_max, self.begun.append)
 
 
 class Waiting:
@@ -93,6 +94,20 @@ def test_a_member_that_begins_anew_keeps_what_it_has_acquired() -> None:
     assert not cache.released
     assert cache.sessions.resume(second, ANNA, 1) is session
     assert (len(cache.sessions), cache.sessions.partition_count) == (1, 1)
+
+
+def test_a_group_begins_with_its_first_session() -> None:
+    cache, owner = Cache(), object()
+    anna = cache.sessions.open(owner, ANNA, ())
+    bert = cache.sessions.open(owner, BERT, ())
+    cache.sessions.close(anna)
+    cache.sessions.open(owner, ANNA, ())
+    assert cache.begun == ["g"]
+    cache.sessions.open(owner, MemberKey("other", "anna"), ())
+    cache.sessions.close(bert)
+    cache.sessions.close_all(owner)
+    cache.sessions.open(owner, BERT, ())
+    assert cache.begun == ["g", "other", "g"]
 
 
 def test_a_further_request_ends_the_wait_of_the_one_before() -> None:

@@ -346,6 +346,35 @@ def test_the_start_that_is_set_anew_holds_from_the_next_request_on(scene: Scene)
     assert fetch.ranges(partition) == [(3, 4, 1)]
 
 
+def test_a_group_that_begins_anew_begins_where_it_was_set(scene: Scene) -> None:
+    """All of it is consumed, so no write finds out that the start was set back meanwhile."""
+    partition = scene.lead(records=3)
+    scene.fetch(partition)
+    scene.acknowledge(partition, 0, 2)
+    scene.persister.initialize(scene.key(partition), 1, 1, lambda _: None)
+    scene.shares.begin(GROUP)
+    assert scene.fetch(partition).ranges(partition) == [(1, 2, 1)]
+
+
+def test_a_group_that_begins_anew_keeps_what_it_has_decided(scene: Scene) -> None:
+    partition = scene.lead(records=3)
+    scene.fetch(partition)
+    scene.persister.held = True
+    kept = scene.acknowledge(partition, 0, 0)
+    more = scene.acknowledge(partition, 1, 1)
+    scene.shares.begin(GROUP)
+    reads = scene.persister.reads
+    scene.persister.held = False
+    scene.persister.answer()
+    scene.clock.run_soon()
+    assert (kept.code, more.code) == (ErrorCode.NONE, ErrorCode.NONE)
+    assert scene.persister.reads == reads + 1
+    other = scene.fetch(partition, member="b")
+    assert not other.replies, "the third one is locked"
+    scene.clock.advance(31)
+    assert other.ranges(partition) == [(2, 2, 2)]
+
+
 def test_who_waits_hears_that_the_lead_has_ended(scene: Scene) -> None:
     partition = scene.lead()
     fetch = scene.fetch(partition)

@@ -204,6 +204,7 @@ class FrontEnd:
             share_sessions=ShareSessions(
                 lambda: participant.effective_settings()["group.share.max.share.sessions"],
                 lambda key: self.share_partitions.release(*key),
+                begin=self.share_partitions.begin,
             ),
             share_partitions=self.share_partitions,
             share_group_config=self._share_group_config,

@@ -11,6 +11,7 @@ so, and tries again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
@@ -61,19 +62,23 @@ class ShareSession:
 
 
 class ShareSessions:
-    """All share sessions of a broker. `release` is told of each member whose session has ended."""
+    """All share sessions of a broker. `release` is told of each member whose session has ended, and `begin` of each
+    group that has its first session here."""
 
     def __init__(
         self,
         slots: Callable[[], int],
         release: Callable[[MemberKey], None],
         partitions_max: int = PARTITIONS_MAX,
+        begin: Callable[[str], None] = lambda _group: None,
     ) -> None:
         self._slots = slots
         self._release = release
+        self._begin = begin
         self._partitions_max = partitions_max
         self._sessions: dict[MemberKey, ShareSession] = {}
         self._of_owner: dict[Hashable, dict[MemberKey, ShareSession]] = {}
+        self._of_group: Counter[str] = Counter()
         self.partition_count = 0
 
     def __len__(self) -> int:
@@ -99,6 +104,9 @@ class ShareSessions:
         session = ShareSession(key, owner, ())
         self._sessions[key] = session
         self._of_owner.setdefault(owner, {})[key] = session
+        self._of_group[key.group] += 1
+        if self._of_group[key.group] == 1:
+            self._begin(key.group)
         self.update(session, partitions, ())
         return session
 
@@ -153,5 +161,9 @@ class ShareSessions:
         del of_owner[session.key]
         if not of_owner:
             del self._of_owner[session.owner]
+        group = session.key.group
+        self._of_group[group] -= 1
+        if not self._of_group[group]:
+            del self._of_group[group]
         if session.waiting is not None:
             session.waiting.expire()

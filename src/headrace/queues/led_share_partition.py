@@ -110,6 +110,8 @@ class LedSharePartition:
         self._counts = counts
         self._loading = self._pausing = self._writing = self._write_due = self._wake_due = False
         self._pause_seconds = PAUSE_LEAST_SECONDS
+        self._doubted = False
+        """What is kept may have been set anew: it is read again when all that is decided is kept."""
         self._held: list[Callable[[], None]] = []
         """What is done when it is loaded, or cannot be."""
         self._unkept: list[CodeHeard] = []
@@ -144,6 +146,13 @@ class LedSharePartition:
             return
         self._loading = True
         self._broker.persister.read(self.key, self.partition.epoch, self._read)
+
+    def read_again(self) -> None:
+        """A group begins to read here, and meanwhile its start may have been set anew, or its state deleted: nobody
+        tells this broker of that, and where there is nothing to acquire no write would find out."""
+        if self.core is not None:
+            self._doubted = True
+            self._write_soon()
 
     def when_loaded(self, call: Callable[[], None]) -> bool:
         """Call when there is a core, or a fault; now, if one is there. False: too many wait."""
@@ -211,8 +220,8 @@ class LedSharePartition:
         told = TOLD.get(code, TRY_AGAIN)
         if self._pause_seconds == PAUSE_LEAST_SECONDS:
             log.info("%s: its state cannot be loaded or kept now, code %d; tried again", self._name, code)
-        self.core, self.fault = None, told
-        self._broker.alarms.keep(self, NEVER, self._expire)
+        self.fault = told
+        self._forget()
         self._pausing = True
         self._broker.clock.call_later(self._pause_seconds, self._try_again)
         self._pause_seconds = min(2 * self._pause_seconds, PAUSE_MOST_SECONDS)
@@ -222,6 +231,11 @@ class LedSharePartition:
         self._release_held()
         if told != TRY_AGAIN:
             self._wake_soon()
+
+    def _forget(self) -> None:
+        """What is in memory; what is kept has its locks too."""
+        self.core, self._doubted = None, False
+        self._broker.alarms.keep(self, NEVER, self._expire)
 
     def _try_again(self) -> None:
         self._pausing = False
@@ -287,6 +301,9 @@ class LedSharePartition:
         delta = self.core.take_write()
         if delta is None:
             self._tell_under_way(ErrorCode.NONE)
+            if self._doubted and not self._write_due:
+                self._forget()
+                self.load()
         else:
             self._writing = True
             self._broker.persister.write(self.key, delta, self._written)
@@ -386,8 +403,8 @@ class LedSharePartition:
     def resign(self) -> None:
         """The data partition is not led in this epoch any more. What is being written is told as it ends: if it is
         kept, it holds wherever the partition is led next."""
-        self.gone, self.core, self.answered = True, None, True
-        self._broker.alarms.keep(self, NEVER, self._expire)
+        self.gone = self.answered = True
+        self._forget()
         self.partition.stop_waiting(self)
         unkept, self._unkept = self._unkept, []
         for heard in unkept:

@@ -149,6 +149,11 @@ class SharePartitions:
         for led in list(self._of_group.get(group, {}).values()):
             led.release(member)
 
+    def begin(self, group: str) -> None:
+        """The group begins to read here: what is in memory of it may be of a time before it was empty."""
+        for led in list(self._of_group.get(group, {}).values()):
+            led.read_again()
+
     # Which are led.
 
     def find(self, key: SharePartitionKey) -> LedSharePartition | int:
@@ -211,12 +216,6 @@ class SharePartitions:
         for led in list(self._led.values()):
             if not led.partition.leading:
                 self._resign(led)
-
-    def forget_group(self, group: str) -> None:
-        """The group is deleted: what is in memory of it, and its counts, are of no use."""
-        for led in list(self._of_group.get(group, {}).values()):
-            self._resign(led)
-        self._counts.pop(group, None)
 
     def close(self) -> None:
         self._closed = True
