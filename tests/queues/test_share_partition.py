@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ErrorCode
+from headrace.queues import state_changes
 from headrace.queues.messages import (
+    IN_FLIGHT_MAX,
     AcknowledgementBatch,
     AcknowledgeType,
     AcquiredRecords,
@@ -19,6 +21,8 @@ from headrace.queues.messages import (
     StateBatch,
 )
 from headrace.queues.share_partition import NEVER_MS, FoundBatch, SharePartition
+from headrace.queues.state_changes import Change
+from headrace.queues.state_records import NO_LOAD, Kept
 from hypotheses import examples
 from queues.naive_share_partition import NaiveKeeper, NaiveSharePartition, Offset
 
@@ -186,6 +190,24 @@ def test_no_more_is_in_flight_than_may_be_but_for_the_rest_of_a_batch() -> None:
     partition.acknowledge("a", [AcknowledgementBatch(0, 0, ACCEPT)], UNTIL)
     assert acquire(partition, data(29, base=20), record_limit=True) == [(20, 29, 1)]
     assert acquire(partition, data(49, base=30), record_limit=True) == [(30, 34, 1)]
+
+
+def test_what_is_in_flight_of_a_large_batch_can_be_kept_record_by_record() -> None:
+    """Every second record is accepted, the others are released: each is a range of its own."""
+    partition = share_partition()
+    found = data(2 * IN_FLIGHT_MAX)
+    assert acquire(partition, found) == [(0, IN_FLIGHT_MAX - 1, 1)]
+    types = (AcknowledgeType.RELEASE, AcknowledgeType.ACCEPT) * (IN_FLIGHT_MAX // 2)
+    assert partition.acknowledge("a", [AcknowledgementBatch(0, IN_FLIGHT_MAX - 1, types)], UNTIL) == ErrorCode.NONE
+    assert len(states(partition)) == IN_FLIGHT_MAX
+    delta = partition.take_write()
+    assert delta is not None
+    assert isinstance(state_changes.write(Kept(ShareState(0, 7, 0)), delta, NO_LOAD), Change)
+    again = acquire(partition, found, most=IN_FLIGHT_MAX)
+    assert again == [(record, record, 2) for record in range(0, IN_FLIGHT_MAX, 2)]
+    accepted = [AcknowledgementBatch(first, last, ACCEPT) for first, last, _ in again]
+    assert partition.acknowledge("a", accepted, UNTIL) == ErrorCode.NONE
+    assert acquire(partition, found) == [(IN_FLIGHT_MAX, 2 * IN_FLIGHT_MAX - 1, 1)]
 
 
 def test_what_retention_overtakes_is_counted_and_passed_over() -> None:

@@ -13,6 +13,9 @@ from headrace.records.isolation import Isolation
 
 NO_OFFSET: Final = -1
 """As a start: not set yet, `share.auto.offset.reset` decides where the partition is led."""
+IN_FLIGHT_MAX: Final = 10_000
+"""Offsets of a share partition from its start to the last that was acquired, however it is configured: each may come
+to be in a state of its own, and all of these are kept."""
 
 
 class DeliveryState(IntEnum):

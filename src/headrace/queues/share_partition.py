@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 from headrace.errors import ErrorCode
 from headrace.queues.messages import (
+    IN_FLIGHT_MAX,
     NO_OFFSET,
     AcknowledgementBatch,
     AcknowledgeType,
@@ -158,7 +159,11 @@ class SharePartition:
     @property
     def has_room(self) -> bool:
         """Whether records may be acquired that never were."""
-        return self.next_offset - self.start_offset < self.config.record_locks_max
+        return self.next_offset - self.start_offset < self._locks_max
+
+    @property
+    def _locks_max(self) -> int:
+        return min(self.config.record_locks_max, IN_FLIGHT_MAX)
 
     def batches(self) -> Iterator[StateBatch]:
         """The whole state above the start."""
@@ -181,7 +186,8 @@ class SharePartition:
         record_limit: bool = False,
     ) -> list[AcquiredRecords]:
         """Of these batches, which were read from this offset on, have the member acquire what is available. Offsets
-        between them are gone, and archived. A batch that is begun is taken whole, unless `record_limit`."""
+        between them are gone, and archived. A batch that is begun is taken whole, unless `record_limit`, or as far as
+        offsets may be in flight."""
         assert from_offset <= self.next_offset, "what is passed over has to be read"
         taken: list[AcquiredRecords] = []
         position = began = max(from_offset, self.start_offset)
@@ -237,11 +243,11 @@ class SharePartition:
                     return 0
             index += 1
         if last >= self.next_offset:
-            room = self.config.record_locks_max - (self.next_offset - self.start_offset)
-            if room <= 0:
+            if not self.has_room:
                 return 0
             begin = self.next_offset
-            end = min(last, begin + min(left, room) - 1) if record_limit else last
+            room = (self._locks_max if record_limit else IN_FLIGHT_MAX) - (begin - self.start_offset)
+            end = min(last, begin + (min(left, room) if record_limit else room) - 1)
             self._tell(taken, begin, end, 1)
             self._append(end, ACQUIRED, 1, member, until_ms)
             left = 0 if end < last else left - (end - begin + 1)

@@ -17,11 +17,18 @@ from typing import Final
 
 from headrace.cluster.names import GROUP_NAME_MAX
 from headrace.errors import ErrorCode
-from headrace.queues.messages import NO_OFFSET, DeliveryState, SharePartitionKey, ShareState, StateBatch
+from headrace.queues.messages import (
+    IN_FLIGHT_MAX,
+    NO_OFFSET,
+    DeliveryState,
+    SharePartitionKey,
+    ShareState,
+    StateBatch,
+)
 from headrace.queues.state_records import NO_EPOCH, NO_LOAD, TOPIC_ID_BYTES, Kept, Update
 
-RANGES_MAX: Final = 10_000
-"""Of one share partition: no more records can be in flight."""
+RANGES_MAX: Final = IN_FLIGHT_MAX
+"""Of one share partition."""
 MEMBER_BYTES_MAX: Final = 255
 DELIVERY_COUNT_MAX: Final = (1 << 15) - 1
 

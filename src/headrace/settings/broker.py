@@ -574,7 +574,7 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         "share groups: most records of a partition from the first to the last that is in flight",
         "records",
         1,
-        1_000_000,
+        10_000,
     ),
     Setting("groups.max", "int", 100_000, "most groups that one broker keeps", "groups", 1),
     Setting("http.body.max.bytes", "int", 16 << 20, "largest HTTP request body", "bytes", 1024),
