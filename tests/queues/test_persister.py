@@ -382,6 +382,19 @@ def test_loads_of_partitions_that_are_led_elsewhere_now_are_let_go(far: Scene, m
     assert far.write(changed(), replace_partition(0)) == [ErrorCode.FENCED_LEADER_EPOCH]
 
 
+def test_of_too_many_loads_the_oldest_are_forgotten(far: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persister_module, "LOADS_MAX", 3)
+    for number in (0, 1, 2, 0, 3):
+        far.initialize(replace_partition(number))
+        far.read(replace_partition(number))
+    assert [far.write(changed(), replace_partition(number)) for number in range(4)] == [
+        [NONE],
+        [ErrorCode.FENCED_LEADER_EPOCH],
+        [NONE],
+        [NONE],
+    ]
+
+
 def test_kafkas_own_brokers_need_no_fields_of_ours(far: Scene) -> None:
     """Their requests have no load id, and their batches no member."""
     batch = Message(first_offset=0, last_offset=4, delivery_state=2, delivery_count=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ErrorCode
-from headrace.queues import led_share_partition
+from headrace.queues import led_share_partition, share_partitions
 from headrace.queues.messages import AcknowledgementBatch, Reason
 from headrace.records.isolation import Isolation
 from headrace.storage.folder import PARTITIONED, SHARED
@@ -211,6 +211,20 @@ def test_share_partitions_in_memory_are_bounded_and_idle_ones_make_room() -> Non
     scene.clock.advance(40)
     assert waiting.ranges(three) == [(0, 0, 1)]
     assert len(scene.shares) == 2
+
+
+def test_those_that_are_in_use_do_not_hide_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share_partitions, "LOOKED_AT_MAX", 1)
+    scene = Scene(share_partitions_max=3)
+    for name in ("one", "two"):
+        scene.fetch(scene.lead(name))  # which waits
+    idle, new = (scene.lead(name, records=1) for name in ("three", "four"))
+    scene.fetch(idle)
+    scene.acknowledge(idle, 0, 0)
+    scene.clock.advance(40)
+    waiting = scene.fetch(new)
+    scene.clock.advance(10)
+    assert waiting.ranges(new) == [(0, 0, 1)]
 
 
 # Who is woken.

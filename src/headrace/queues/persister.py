@@ -64,6 +64,8 @@ WAITING_MAX: Final = 100_000
 """Of one API, that wait for one broker; or for the topic to be created."""
 LOADS_LEAST: Final = 1000
 """So many are kept before anybody looks for those that nobody needs any more."""
+LOADS_MAX: Final = 200_000
+"""Beyond that the oldest are forgotten, as of groups that are deleted: who still needs one reads again."""
 
 EnsureTopic = Callable[[Callable[[], None]], None]
 """Have the topic created, and call back when it is there, or cannot be."""
@@ -133,6 +135,7 @@ class StatePersister:
 
         def read(code: int, state: ShareState | None) -> None:
             if code == ErrorCode.NONE and state is not None:
+                self._loads.pop(key, None)
                 self._loads[key] = load_id
                 self._let_go()
             done(code, state)
@@ -226,7 +229,9 @@ class StatePersister:
         self._loads.pop(key, None)
 
     def _let_go(self) -> None:
-        """Of loads of partitions that are not led here any more, now and then."""
+        """Of loads of partitions that are not led here any more, now and then; and of the oldest."""
+        if len(self._loads) > LOADS_MAX:
+            del self._loads[next(iter(self._loads))]
         if len(self._loads) <= self._loads_max:
             return
         topics = self._image().topics_by_id

@@ -180,10 +180,12 @@ class SharePartitions:
         return led
 
     def _make_room(self) -> bool:
-        for led in islice(self._led.values(), LOOKED_AT_MAX):
+        """Those that are in use go behind all others: the next one who needs room looks at others."""
+        for key, led in list(islice(self._led.items(), LOOKED_AT_MAX)):
             if led.is_idle:
                 self._resign(led)
                 return True
+            self._led[key] = self._led.pop(key)
         return False
 
     def config_of(self, group: str) -> ShareGroupConfig:
