@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ErrorCode
-from headrace.queues import led_share_partition, share_partitions
+from headrace.queues import led_share_partition, log_read, share_partitions
 from headrace.queues.messages import AcknowledgementBatch, Reason
 from headrace.records.isolation import Isolation
 from headrace.storage.folder import PARTITIONED, SHARED
@@ -107,6 +107,28 @@ def test_a_byte_limit_that_cuts_a_batch_leaves_it_for_the_next(scene: Scene) -> 
     assert fetch.ranges(partition) == [(0, 19, 1)]
     assert sent_offsets(fetch.of(partition)) == list(range(20))
     assert scene.fetch(partition).ranges(partition) == [(20, 29, 1)]
+
+
+def test_no_more_batches_are_looked_at_than_are_needed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = scene.lead(records=2)
+    for _ in range(8):
+        scene.produce(partition)
+
+    def seen(offset: int, next_offset: int, max_records: int) -> list[int]:
+        given = 1 << 20, Isolation.UNCOMMITTED, next_offset, max_records
+        read = log_read.read_log(partition, scene.led.disk, offset, *given, warm=True)
+        assert isinstance(read, log_read.LogRead)
+        return [batch.base_offset for batch in read.batches]
+
+    assert seen(0, 0, 1) == seen(0, 1, 1) == seen(0, 0, 2) == [0]
+    assert seen(0, 1, 2) == [0, 2]
+    assert seen(2, 4, 3) == [2, 3, 4, 5, 6]
+    monkeypatch.setattr(log_read, "BATCHES_MAX", 2)
+    assert seen(2, 4, 3) == [2, 3]
+    fetches = [scene.fetch(partition, member=name) for name in "abc"]
+    assert [fetch.ranges(partition) for fetch in fetches] == [[(0, 2, 1)], [(3, 4, 1)], [(5, 6, 1)]]
+    scene.acknowledge(partition, 0, 2, RELEASE)
+    assert scene.fetch(partition).ranges(partition) == [(0, 2, 2)]
 
 
 def test_data_outside_the_page_cache_is_read_ahead_first() -> None:

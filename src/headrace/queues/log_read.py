@@ -4,6 +4,7 @@ that they lie in. Records are not looked at."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from headrace.errors import StorageFailed
 from headrace.partitions.partition import Partition
@@ -16,11 +17,16 @@ from headrace.storage.log import ReadResult
 from headrace.storage.page_cache import read_ahead
 from headrace.storage.scan import walk
 
+BATCHES_MAX: Final = 2000
+"""That are looked at in one read: a read of many bytes may have hundreds of thousands."""
+
 
 class LogRead:
-    """Whole batches from an offset on."""
+    """Whole batches from an offset on, not many more than are needed to acquire so many records from another one on."""
 
-    def __init__(self, found: ReadResult, aborted: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, found: ReadResult, aborted: Sequence[tuple[int, int]], next_offset: int, max_records: int
+    ) -> None:
         self.batches: list[FoundBatch] = []
         self._places: list[tuple[FileSlice, int, int]] = []
         """For each of them the slice, where it begins in that, and its length."""
@@ -31,6 +37,10 @@ class LogRead:
             is_data = not header.is_control and not is_hidden and header.record_count > 0
             self.batches.append(FoundBatch(header.base_offset, header.last_offset, is_data))
             self._places.append((piece, at, header.size_bytes))
+            if is_data and header.last_offset >= next_offset:
+                max_records -= header.next_offset - max(header.base_offset, next_offset)
+            if max_records <= 0 or len(self.batches) >= BATCHES_MAX:
+                break
 
     @property
     def least_bytes(self) -> int:
@@ -61,10 +71,18 @@ class LogRead:
 
 
 def read_log(
-    partition: Partition, disk: Disk, offset: int, max_bytes: int, isolation: Isolation, *, warm: bool
+    partition: Partition,
+    disk: Disk,
+    offset: int,
+    max_bytes: int,
+    isolation: Isolation,
+    next_offset: int,
+    max_records: int,
+    *,
+    warm: bool,
 ) -> LogRead | Sequence[FileSlice]:
-    """What a group may see from this offset on; or the slices that have to be in the page cache first, if they are not
-    `warm`. Raises what `Partition.read` does."""
+    """What a group may see from this offset on, with so many records from `next_offset` on; or the slices that have to
+    be in the page cache first, if they are not `warm`. Raises what `Partition.read` does."""
     aborted: Sequence[tuple[int, int]] = ()
     if isolation is Isolation.COMMITTED:
         found, aborted = partition.read_committed(offset, max_bytes, warm=warm)
@@ -77,7 +95,7 @@ def read_log(
     if not warm and not all(piece.file.in_cache(piece.position, piece.count) for piece in found.slices):
         return found.slices
     try:
-        return LogRead(found, aborted)
+        return LogRead(found, aborted, next_offset, max_records)
     except OSError as error:
         raise StorageFailed(f"{partition.topic_partition}: {error}") from error
 

@@ -293,7 +293,16 @@ class _Acquisition:
             if offset >= end or (offset == core.next_offset and not core.has_room):
                 return True
             most_bytes = min(self._left_bytes, self._request.partition_max_bytes)
-            read = read_log(led.partition, owner.disk, offset, most_bytes, isolation, warm=self._warm)
+            read = read_log(
+                led.partition,
+                owner.disk,
+                offset,
+                most_bytes,
+                isolation,
+                core.next_offset,
+                self._left_records,
+                warm=self._warm,
+            )
             if not isinstance(read, LogRead):
                 if are_warm(owner.disk, read, self._warmed):
                     owner.clock.call_soon(self._warmed)
