@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from brokers import Broker, wait_for
+from headrace.queues.share_partitions import REFUSALS_MAX
 from headrace.wire import api as apis
 from headrace.wire.message import Message
 from kafka_protocol.raw import Raw, batch_of, values
@@ -275,6 +276,15 @@ def test_partitions_are_added_and_forgotten(connect: Connect, join: Join, topic:
     assert not member.fetch()
     row = member.fetch([], {place: [(0, 0, [ACCEPT])]}, [place])[place]
     assert (row.acknowledge_error_code, acquired(row)) == (0, []), "what is forgotten can be acknowledged"
+
+
+def test_codes_of_many_partitions_are_told_some_after_the_others(join: Join, place: Place) -> None:
+    member = join()
+    unknown = {(place[0], number) for number in range(100, 100 + REFUSALS_MAX + 200)}
+    told = member.fetch(unknown)
+    assert len(told) == REFUSALS_MAX
+    assert {row.error_code for row in told.values()} == {UNKNOWN_PARTITION}
+    assert told.keys() | member.fetch().keys() == unknown
 
 
 def test_bad_requests_are_told_in_kafkas_codes(join: Join, place: Place) -> None:

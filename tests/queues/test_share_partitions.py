@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import ErrorCode
 from headrace.queues import led_share_partition, log_read, share_partitions
-from headrace.queues.messages import AcknowledgementBatch, Reason
+from headrace.queues.messages import AcknowledgementBatch, Acquired, AcquireRequest, Reason, TopicIdPartition
 from headrace.records.isolation import Isolation
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
@@ -96,6 +96,34 @@ def test_one_fetch_shares_its_limits_among_its_partitions(scene: Scene) -> None:
     assert (fetch.ranges(one), fetch.ranges(two)) == ([(0, 3, 1)], [(0, 1, 1)])
     small = scene.fetch(two, one, max_bytes=1, member="b")
     assert list(small.reply) == [place(two)], "the first batch is sent whatever its size, and no other"
+
+
+def test_a_fetch_of_many_partitions_gives_others_their_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share_partitions, "PLACES_PER_TURN", 2)
+    partitions = [scene.lead(name, records=1) for name in ("one", "two", "three")]
+    scene.fetch(*partitions, member="a")
+    scene.produce(partitions[2])
+    places = [place(each) for each in partitions]
+    heard: list[dict[TopicIdPartition, Acquired]] = []
+    scene.shares.acquire(AcquireRequest(GROUP, "b", 500, 1 << 20, 1 << 20), places, heard.append)
+    looked_at = scene.shares.find(scene.key(partitions[2]))
+    assert isinstance(looked_at, led_share_partition.LedSharePartition)
+    assert looked_at.core is not None
+    assert looked_at.core.next_offset == 1, "not yet"
+    scene.clock.run_soon()
+    assert [tuple(each) for each in heard[0][places[2]].records] == [(1, 1, 1)]
+
+
+def test_a_fetch_is_told_only_so_many_codes(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share_partitions, "REFUSALS_MAX", 2)
+    known = scene.lead(records=1)
+    unknown = [(b"no topic's own id", number) for number in range(3)]
+    heard: list[dict[TopicIdPartition, Acquired]] = []
+    request = AcquireRequest(GROUP, "a", 500, 1 << 20, 1 << 20)
+    scene.shares.acquire(request, [*unknown, place(known)], heard.append)
+    scene.shares.acquire(request, [unknown[2], place(known), *unknown[:2]], heard.append)
+    scene.clock.run_soon()
+    assert [list(each) for each in heard] == [unknown[:2], [unknown[2], unknown[0]]]
 
 
 def test_a_byte_limit_that_cuts_a_batch_leaves_it_for_the_next(scene: Scene) -> None:

@@ -40,6 +40,10 @@ GROUPS_COUNTED_MAX: Final = 10_000
 """Beyond that, what was counted of groups that have nothing here any more is forgotten."""
 READS_PER_TURN: Final = 16
 """Reads of one share fetch that may find nothing but gaps, before others have their turn."""
+PLACES_PER_TURN: Final = 1000
+"""Partitions that one share fetch looks at, before others have their turn."""
+REFUSALS_MAX: Final = 1000
+"""Codes that one share fetch is told; it has to ask again for those of the partitions behind them."""
 
 AcquireDone = Callable[[dict[TopicIdPartition, Acquired]], None]
 AcknowledgeDone = Callable[[dict[TopicIdPartition, int]], None]
@@ -260,9 +264,10 @@ class _Acquisition:
         """Partitions of which something was taken that is not kept yet; and itself, while it goes on."""
         self._warm = False
         self._reads = 0
+        self._refusals = 0
 
     def go_on(self) -> None:
-        while self._index < len(self._places) and self._left_records > 0 and self._left_bytes > 0:
+        while self._goes_on:
             place = self._places[self._index]
             try:
                 if not self._take(place):
@@ -270,10 +275,18 @@ class _Acquisition:
             except OffsetNotAvailable:
                 pass  # it will be, some time
             except HeadraceError as error:
-                self._acquired[place] = Acquired(error.kafka_code)
+                self._refuse(place, error.kafka_code)
             self._index += 1
             self._warm = False
+            if self._index % PLACES_PER_TURN == 0 and self._goes_on:
+                self._owner.clock.call_soon(self.go_on)
+                return
         self._one_less()
+
+    @property
+    def _goes_on(self) -> bool:
+        has_room = self._left_records > 0 and self._left_bytes > 0 and self._refusals < REFUSALS_MAX
+        return has_room and self._index < len(self._places)
 
     def _take(self, place: TopicIdPartition) -> bool:
         """False: it goes on with this place in a later turn."""
@@ -358,6 +371,7 @@ class _Acquisition:
     def _refuse(self, place: TopicIdPartition, code: int) -> None:
         if code not in (ErrorCode.NONE, TRY_AGAIN):
             self._acquired[place] = Acquired(code)
+            self._refusals += 1
 
     def _warmed(self) -> None:
         self._warm = True

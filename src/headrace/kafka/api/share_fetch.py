@@ -142,8 +142,8 @@ class PendingShareFetch:
         where = Whereabouts(request)
         rows = _rows(self._found, self._acknowledged, where)
         for place, acquired in self._found.items():
+            self._session.served(place)
             if acquired.records:
-                self._session.served(place)
                 self._count(place, acquired)
         lock_ms = services.share_group_config(self._key.group).lock_ms
         parts: list[Part] = []
