@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from groups.consumers import topic_id
 from groups.scene import GROUP, LIMITS, Waiter
 from groups.sharers import ShareScene
 from headrace.errors import ErrorCode
+from headrace.groups.assignors import Partition
 from headrace.groups.consumer_messages import ConsumerHeartbeat, ConsumerReply
 from headrace.groups.limits import ShareLimits
 from headrace.groups.messages import (
@@ -22,7 +24,7 @@ from headrace.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from headrace.groups.share_group import INITIALIZE_SECONDS, INITIALIZING_MAX
+from headrace.groups.share_group import INITIALIZE_SECONDS, INITIALIZING_MAX, ShareGroup
 from headrace.queues.messages import NO_OFFSET, SharePartitionKey
 from headrace.records.isolation import Isolation
 
@@ -203,6 +205,30 @@ def test_initializations_under_way_are_bounded() -> None:
     scene.turn()
     assert member.beat() == 0
     assert len(scene.states.states) == len(member.partitions) == INITIALIZING_MAX + 10
+
+
+def test_all_partitions_are_not_looked_through_with_each_initialization(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    real = ShareGroup._subscribed
+
+    def counted(group: ShareGroup) -> Iterator[Partition]:
+        nonlocal looks
+        looks += 1
+        return real(group)
+
+    monkeypatch.setattr(ShareGroup, "_subscribed", counted)
+    scene = ShareScene()
+    scene.topic("t", 4 * INITIALIZING_MAX)
+    scene.states.held = True
+    member = scene.sharer("t")
+    while scene.states.waiting:
+        answers, scene.states.waiting = scene.states.waiting, []
+        for answer in answers:
+            answer()
+        scene.turn()
+    assert member.beat() == 0
+    assert len(member.partitions) == 4 * INITIALIZING_MAX
+    assert looks < INITIALIZING_MAX
 
 
 @pytest.mark.parametrize("is_initialized", [False, True])

@@ -192,6 +192,9 @@ class ShareGroup(ModernGroup):
         `state_initialized` of each what became of it."""
         if self.is_dead or not self.initializing or not self.members:
             return []
+        # This is asked with each answer, and looks at all: so not before half of them have come, nor if none is left.
+        if len(self._asked) > INITIALIZING_MAX // 2 or len(self._asked) >= len(self.initializing):
+            return []
         may_be = self._noted & self.initializing - self._asked
         due = [place for place in self._subscribed() if place in may_be]
         if due and now.seconds < self._initialize_at:
