@@ -9,6 +9,7 @@ import pytest
 
 from brokers import Broker, wait_for
 from headrace.errors import ErrorCode
+from headrace.kafka.share_partition_requests import KEYS_MAX
 from headrace.queues.messages import SharePartitionKey
 from headrace.queues.state_records import coordinator_key
 from headrace.wire import api as apis
@@ -120,6 +121,15 @@ def test_a_request_is_answered_in_its_own_order(share: Share) -> None:
     answer = share.raw.call(apis.DELETE_SHARE_GROUP_STATE, 0, group_id="workers", topics=topics)
     assert [[row.partition for row in topic.partitions] for topic in answer.results] == [[1, 0], []]
     assert share.raw.call(apis.DELETE_SHARE_GROUP_STATE, 0, group_id="workers", topics=[]).results == []
+
+
+@pytest.mark.parametrize(("count", "code"), [(KEYS_MAX, 0), (KEYS_MAX + 1, ErrorCode.INVALID_REQUEST)])
+def test_a_request_with_many_more_than_brokers_ask_for_is_refused(share: Share, count: int, code: int) -> None:
+    partitions = [Message(partition=number) for number in range(count)]
+    topics = [Message(topic_id=bytes(15) + b"\1", partitions=partitions)]
+    answer = share.raw.call(apis.DELETE_SHARE_GROUP_STATE, 0, group_id="workers", topics=topics)
+    assert [row.partition for row in answer.results[0].partitions] == list(range(count))
+    assert {row.error_code for row in answer.results[0].partitions} == {code}
 
 
 @pytest.mark.parametrize("key", ["", "workers", "g:AAAA:0", "g:AAECAwQFBgcICQoLDA0ODw:x"])
