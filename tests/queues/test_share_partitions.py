@@ -11,7 +11,7 @@ from headrace.records.isolation import Isolation
 from headrace.storage.folder import PARTITIONED, SHARED
 from headrace.storage.log import TopicPartition
 from partitions.test_partition_transactions import Transactional
-from queues.scene import ACCEPT, GROUP, RELEASE, Acknowledged, Scene, place, sent_offsets, values
+from queues.scene import ACCEPT, GROUP, RELEASE, Acknowledged, Fetch, Scene, place, sent_offsets, values
 
 RETRY = ErrorCode.COORDINATOR_NOT_AVAILABLE
 
@@ -307,6 +307,23 @@ def test_who_waits_gets_what_is_released_or_expires(scene: Scene) -> None:
     assert two.ranges(partition) == [(0, 1, 3), (2, 3, 2)]
 
 
+def test_who_waits_is_not_woken_for_what_turned_out_to_be_nothing(scene: Scene) -> None:
+    """As where compaction took the last records: it is news when there is more to read."""
+    partition = scene.lead(records=1)
+    scene.fetch(partition)
+    scene.acknowledge(partition, 0, 0, RELEASE)
+    led = scene.shares.find(scene.key(partition))
+    assert isinstance(led, led_share_partition.LedSharePartition)
+    led.found_nothing(0, 1)
+    waiting = Fetch(scene, AcquireRequest(GROUP, "b", 500, 1 << 20, 1 << 20), [place(partition)])
+    scene.shares.wait(GROUP, [place(partition)], waiting)
+    scene.clock.run_soon()
+    assert waiting.heard == 0
+    scene.produce(partition)
+    assert waiting.heard == 1
+    assert waiting.ranges(partition) == [(0, 0, 2), (1, 1, 1)]
+
+
 def test_the_end_of_a_session_gives_its_records_to_who_waits(scene: Scene) -> None:
     one, two = scene.lead("one", records=2), scene.lead("two", records=2)
     scene.fetch(one, two)
@@ -562,6 +579,18 @@ def test_a_log_that_has_lost_its_end_delivers_what_comes_in_its_place(scene: Sce
     after = scene.led.partitions.lead(partition.log, 2, {1: ""})
     scene.produce(after, 1)
     assert scene.fetch(after).ranges(after) == [(2, 2, 1)]
+
+
+def test_a_log_that_has_lost_all_of_an_epoch_delivers_what_comes_in_its_place(scene: Scene) -> None:
+    """What was accepted at these offsets was something else, though the log is as long again by now."""
+    partition = scene.lead(records=4)
+    scene.fetch(partition)
+    assert scene.acknowledge(partition, 2, 3).code == ErrorCode.NONE
+    scene.led.partitions.follow(partition.log, 1, 7)
+    partition.log.truncate(0)
+    after = scene.led.partitions.lead(partition.log, 2, {1: ""})
+    scene.produce(after, 4)
+    assert scene.fetch(after).ranges(after) == [(0, 3, 1)]
 
 
 def test_samples_say_what_is_held_and_what_has_been(scene: Scene) -> None:

@@ -207,8 +207,13 @@ class LedSharePartition:
     def _certain_end(self, epoch: int) -> int:
         """Below it the log has what a leader of this epoch had; what it has above is something else."""
         data = self.partition.log
-        known = data.epoch_end(epoch) if epoch < self.partition.epoch else None
-        return data.end_offset if known is None else min(data.end_offset, known.end_offset)
+        if epoch >= self.partition.epoch:
+            return data.end_offset
+        known = data.epoch_end(epoch)
+        if known is not None:
+            return min(data.end_offset, known.end_offset)
+        first = next(iter(data.epoch_starts()), None)  # a later epoch: nothing is left of this one
+        return data.end_offset if first is None else max(data.start_offset, first[1])
 
     def _release_held(self) -> None:
         held, self._held = self._held, []
