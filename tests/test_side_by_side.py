@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import side_by_side
 
+from brokers import wait_for
+from spark import process_tree
+
 
 def test_what_an_earlier_run_has_proven_is_not_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "ROOT", tmp_path)
@@ -40,3 +43,24 @@ def test_a_part_that_passed_says_one_line_and_one_that_failed_says_all_and_what_
         "to run again what failed: make test ARGS='--layout shared tests/a.py::test_b'",
     ]
     assert told[-1].startswith("to run again what failed: make test  # cli did not come to its end")
+
+
+def test_when_the_checks_fail_parts_under_way_end_with_all_that_they_started_even_if_they_heed_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "ROOT", tmp_path)
+    monkeypatch.setattr(side_by_side, "WORK", tmp_path)
+    monkeypatch.setattr(side_by_side, "ENDS_WITHIN_S", 0.5)
+    # As a test that runs a pipeline within itself, and its JVM; and one that goes by itself, and leaves its child.
+    commands = {
+        "stubborn": "trap '' TERM; sleep 600 & echo $! > stubborn; wait",
+        "parting": "(trap '' TERM; exec sleep 600) & echo $! > parting; trap 'echo > asked; exit 0' TERM; wait",
+        "checks": "until [ -s stubborn ] && [ -s parting ]; do :; done; exit 1",
+        "next": "echo > begun",
+    }
+    lanes = side_by_side.Lanes({name: ["sh", "-c", text] for name, text in commands.items()}, "checks", 3)
+    lanes.run()
+    assert lanes.codes == {"checks": 1, "stubborn": side_by_side.STOPPED, "parting": side_by_side.STOPPED}
+    assert (tmp_path / "asked").exists()
+    children = [int((tmp_path / name).read_text()) for name in ("stubborn", "parting")]
+    wait_for("the children of parts to end", lambda: not any(map(process_tree.lives, children)))

@@ -28,6 +28,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -81,10 +82,14 @@ ENVIRONMENT = {"SPARK_SUBMIT_OPTS": spark_classes.OPTIONS}
 OUTCOMES = ("passed", "skipped", "failed")
 NOTHING_COLLECTED = 5
 STOPPED = -1
+POLL_S = 0.05
+ENDS_WITHIN_S = 10.0
+"""A part that is asked to. A test that runs a pipeline takes SIGTERM for the pipeline's, and the next test goes on."""
 
 
 class Lanes:
-    """Works on a queue of parts; when one fails in a way that makes the others pointless, none is begun any more."""
+    """Works on a queue of parts; when one fails in a way that makes the others pointless, those under way are ended and
+    none is begun any more. A part leads a group of processes, so that what it has started ends with it."""
 
     def __init__(self, commands: dict[str, list[str]], decisive: str, lanes: int = LANES) -> None:
         self.codes: dict[str, int] = {}
@@ -119,7 +124,13 @@ class Lanes:
                 began = time.monotonic()
                 with log.open("w") as output:
                     process = subprocess.Popen(
-                        command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=output, stderr=subprocess.STDOUT
+                        command,
+                        cwd=ROOT,
+                        env={**os.environ, **ENVIRONMENT},
+                        stdin=subprocess.DEVNULL,  # another group than the terminal's may not read from it
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        process_group=0,
                     )
                 self._running[name] = process
             code = process.wait()
@@ -144,8 +155,27 @@ class Lanes:
     def _stop(self) -> None:
         with self._lock:
             self._stopping = True
-            for process in self._running.values():
-                process.terminate()
+            groups = [process.pid for process in self._running.values()]
+        patience = time.monotonic() + ENDS_WITHIN_S
+        signal_groups(groups, signal.SIGTERM)
+        while (groups := [group for group in groups if is_alive(group)]) and time.monotonic() < patience:
+            time.sleep(POLL_S)
+        signal_groups(groups, signal.SIGKILL)
+
+
+def signal_groups(groups: Iterable[int], number: signal.Signals) -> None:
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)
+
+
+def is_alive(group: int) -> bool:
+    """Whether a process of the group is left, be it one that its leader has left behind."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def run(proven: Path, arguments: list[str]) -> int:
@@ -246,4 +276,6 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     # Shells let what they start in the background ignore it, and so would the programs that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Else what is under way would go on alone.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run_quick(sys.argv[2:]) if sys.argv[1] == "--quick" else run(ROOT / sys.argv[2], sys.argv[3:]))
