@@ -39,7 +39,7 @@ from headrace.storage.page_cache import are_warm
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES: Final = 256 << 10
+PIECE_BYTES: Final = 64 << 10
 """Of the log that one turn takes into memory, or one batch if that is larger."""
 PAUSE_LEAST_SECONDS: Final = 0.1
 PAUSE_MOST_SECONDS: Final = 10.0
