@@ -65,10 +65,14 @@ class NaiveSharePartition:
         taken: list[tuple[int, int]] = []
         position = from_offset
         for base, last, is_data in found:
-            stop = len(taken) >= most or (base >= self.next and self.next - self.start >= self.config.record_locks_max)
             if last < position:
                 continue
-            if stop:
+            if len(taken) >= most:
+                break
+            if position < self.next <= base:
+                self._archive_gap(range(position, self.next))
+                self._advance()
+            if base >= self.next and self.next - self.start >= self.config.record_locks_max:
                 break
             self._archive_gap(range(position, base))
             position = max(position, base)

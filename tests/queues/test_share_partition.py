@@ -210,6 +210,15 @@ def test_what_is_in_flight_of_a_large_batch_can_be_kept_record_by_record() -> No
     assert acquire(partition, found) == [(IN_FLIGHT_MAX, 2 * IN_FLIGHT_MAX - 1, 1)]
 
 
+def test_what_compaction_took_of_released_records_makes_room_for_others() -> None:
+    partition = share_partition(record_locks_max=10)
+    acquire(partition, data(9))
+    partition.acknowledge("a", [AcknowledgementBatch(0, 9, RELEASE)], UNTIL)
+    assert not partition.has_room
+    assert acquire(partition, data(14, base=12)) == [(12, 14, 1)]
+    assert partition.start_offset == 12
+
+
 def test_what_retention_overtakes_is_counted_and_passed_over() -> None:
     partition = share_partition()
     acquire(partition, data(9))

@@ -195,7 +195,13 @@ class SharePartition:
         for base, last, is_data in found:
             if last < position:
                 continue
-            if left <= 0 or (base >= self.next_offset and not self.has_room):
+            if left <= 0:
+                break
+            if position < self.next_offset <= base:  # what was in flight and is gone: that may make room
+                self._pass_over(position, self.next_offset - 1)
+                position = self.next_offset
+                self._advance()
+            if base >= self.next_offset and not self.has_room:
                 break
             if base > position:
                 self._pass_over(position, base - 1)
