@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 """Run seeds of the simulator, on all cores: `tools/simulate.py 1-2000`. One seed alone is told in full; with
-`--transactions` only those run that have some, one in five.
+`--transactions` only those run that have some, one in five, with `--shares` those with a share group, one in eight.
 
 Prints a line as it goes; at the end how often each fault was injected, and the seeds that broke a rule, each with the
 faults and the last events of its run. A seed gives the same run every time.
@@ -16,10 +16,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from headrace.simulator.cluster import Outcome, simulate
-from headrace.simulator.scenario import draw
+from headrace.simulator.scenario import draw, draw_shared
 
 LINES_SHOWN = 60
 PART_SEEDS = 4
@@ -30,6 +30,10 @@ it costs to find it by collection."""
 
 def run_seed(seed: int) -> Outcome:
     return simulate(draw(seed))
+
+
+def run_shared(seed: int) -> Outcome:
+    return simulate(draw_shared(seed))
 
 
 def quieten() -> None:
@@ -43,19 +47,19 @@ def parse_seeds(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def outcomes(seeds: Sequence[int], processes: int) -> Iterator[Outcome]:
+def outcomes(seeds: Sequence[int], processes: int, run: Callable[[int], Outcome]) -> Iterator[Outcome]:
     """Processes are forked from one that has run seeds already, so that codecs and caches are built once."""
     quieten()
     if len(seeds) == 1:
-        yield run_seed(seeds[0])
+        yield run(seeds[0])
         return
     for seed in seeds[:PART_SEEDS]:
-        run_seed(seed)
+        run(seed)
     gc.collect()
     gc.freeze()
     parts = PROCESS_SEEDS // PART_SEEDS
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=parts) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=PART_SEEDS)
+        yield from pool.imap_unordered(run, seeds, chunksize=PART_SEEDS)
 
 
 def tell(outcome: Outcome, lines: int) -> None:
@@ -73,16 +77,21 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--lines", type=int, default=LINES_SHOWN, help="events shown of a run that broke a rule")
     parser.add_argument("--transactions", action="store_true", help="only seeds that have transactions")
+    parser.add_argument("--shares", action="store_true", help="only seeds that have a share group")
+    parser.add_argument("--shares-alone", action="store_true", help="each seed with a share group and nothing else")
     given = parser.parse_args()
     seeds: Sequence[int] = given.seeds
     if given.transactions:
         seeds = [seed for seed in seeds if draw(seed).transactions is not None]
+    if given.shares:
+        seeds = [seed for seed in seeds if draw(seed).shares is not None]
+    run = run_shared if given.shares_alone else run_seed
     faults: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     failing: list[Outcome] = []
     began = told = time.monotonic()
     simulated = 0.0
-    for done, outcome in enumerate(outcomes(seeds, given.processes), 1):
+    for done, outcome in enumerate(outcomes(seeds, given.processes, run), 1):
         faults.update(outcome.faults)
         counts.update(outcome.counts)
         simulated += outcome.simulated_seconds

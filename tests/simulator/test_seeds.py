@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,17 @@ from headrace.cluster.participant import Participant
 from headrace.partitions.leader_core import IsrChange, LeaderCore
 from headrace.simulator.cluster import simulate
 from headrace.simulator.faults import DECAY, FLIP_BYTE, KINDS
-from headrace.simulator.scenario import CLASSIC, CONSUMER, draw, draw_plain, transacting
+from headrace.simulator.scenario import (
+    AT_THE_END,
+    CLASSIC,
+    CONSUMER,
+    IN_BETWEEN,
+    draw,
+    draw_plain,
+    draw_shared,
+    transacting,
+)
+from headrace.simulator.share_courses import SHARE_COURSES
 from proving import proves
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -41,8 +51,11 @@ SLOW_ROUNDS = (27, 57)
 """Runs in which a follower leaves the in-sync set because its rounds are slow, where they have a limit."""
 TRANSACTING = (11, 33, 43, 56)
 """Runs that are given transactions."""
+SHARING = range(1, 9)
+"""Runs of a share group alone."""
 SEEDS_TWICE = (3, 5, 8, 23)
 LONG_SEEDS = "1-20000"
+LONG_SHARED_SEEDS = "1-3000"
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +92,7 @@ def test_a_mistake_in_a_start_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -
 @proves("G14", "J1")
 @pytest.mark.parametrize("seed", FLIPPING)
 def test_no_flipped_byte_breaks_a_rule(seed: int) -> None:
-    outcome = simulate(replace(draw(seed), bytes_flip=True))
+    outcome = simulate(replace(draw(seed, shares=False), bytes_flip=True))
     assert outcome.faults[FLIP_BYTE]
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
@@ -87,7 +100,7 @@ def test_no_flipped_byte_breaks_a_rule(seed: int) -> None:
 @proves("L6", "L3")
 @pytest.mark.parametrize("seed", MOVED)
 def test_no_move_breaks_a_rule(seed: int) -> None:
-    outcome = simulate(draw(seed))
+    outcome = simulate(draw(seed, shares=False))
     assert outcome.counts["moves ordered"]
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
@@ -95,7 +108,7 @@ def test_no_move_breaks_a_rule(seed: int) -> None:
 @proves("G14", "J1")
 @pytest.mark.parametrize("seed", DECAYING)
 def test_no_byte_that_flips_under_a_broker_breaks_a_rule(seed: int) -> None:
-    outcome = simulate(replace(draw(seed), decays=True))
+    outcome = simulate(replace(draw(seed, shares=False), decays=True))
     assert outcome.faults[DECAY]
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
@@ -141,6 +154,14 @@ def test_no_limit_of_rounds_breaks_a_rule(seed: int, monkeypatch: pytest.MonkeyP
     assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
 
 
+@proves("Q1")
+@pytest.mark.parametrize("seed", SHARING)
+def test_no_share_group_breaks_a_rule(seed: int) -> None:
+    outcome = simulate(draw_shared(seed))
+    assert outcome.counts["deliveries"]
+    assert not outcome.violation, "\n".join([outcome.violation, *outcome.fault_list, *outcome.last_lines[-40:]])
+
+
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
     program = (
         "import json, sys\n"
@@ -174,20 +195,40 @@ def test_seeds_draw_both_layouts_and_levels() -> None:
     assert {plan.members for plan in plans} == {"", CLASSIC, CONSUMER}
     assert {bool(plan.retention) for plan in plans} == {plan.deletions for plan in plans} == {True, False}
     assert {plan.unclean for plan in plans} == {plan.passing for plan in plans} == {True, False}
+    shared = [drawn for seed in range(1, 1001) if (drawn := draw(seed).shares) is not None]
+    assert {plan.reset for plan in shared} == {"", IN_BETWEEN, AT_THE_END}
+    assert {plan.compacted for plan in shared} == {plan.deletions for plan in shared} == {True, False}
+    assert {bool(plan.retention) for plan in shared} == {bool(plan.calm_seconds) for plan in shared} == {True, False}
+    assert all(plan.members > plan.partitions for plan in shared)
+
+
+def _run_many(proof_report: Callable[..., None], seeds: str, *flags: str) -> tuple[int, str, Counter[str]]:
+    """Whether all passed, the seeds that failed, and how often each fault came."""
+    course = ROOT / ".work" / "seeds.log"  # to look at while it goes on
+    with course.open("w") as output:
+        ran = subprocess.run(
+            [sys.executable, str(ROOT / "tools" / "simulate.py"), seeds, *flags],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=output, check=False,
+        )  # fmt: skip
+    *_, last, faults, failing = course.read_text().splitlines()
+    proof_report(seeds=" ".join([seeds, *flags]), course=last, faults=faults.removeprefix("faults: "), failing=failing)
+    counted = Counter(dict(fault.rsplit(" ", 1) for fault in faults.removeprefix("faults: ").split(", ")))
+    return ran.returncode, failing, counted
 
 
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 @proves("G2", "G14", "F5", "F7")
-def test_many_seeds_break_no_rule(proof_report) -> None:  # type: ignore[no-untyped-def]
-    course = ROOT / ".work" / "seeds.log"  # to look at while it goes on
-    with course.open("w") as output:
-        ran = subprocess.run(
-            [sys.executable, str(ROOT / "tools" / "simulate.py"), LONG_SEEDS],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=output, check=False,
-        )  # fmt: skip
-    *_, last, faults, failing = course.read_text().splitlines()
-    proof_report(seeds=LONG_SEEDS, course=last, faults=faults.removeprefix("faults: "), failing=failing)
-    counted = Counter(dict(fault.rsplit(" ", 1) for fault in faults.removeprefix("faults: ").split(", ")))
+def test_many_seeds_break_no_rule(proof_report: Callable[..., None]) -> None:
+    code, failing, counted = _run_many(proof_report, LONG_SEEDS)
     assert set(counted) == set(KINDS)
-    assert ran.returncode == 0, failing
+    assert code == 0, failing
+
+
+@pytest.mark.long
+@pytest.mark.timeout(6 * 3600)
+@proves("Q1")
+def test_many_share_groups_break_no_rule(proof_report: Callable[..., None]) -> None:
+    code, failing, counted = _run_many(proof_report, LONG_SHARED_SEEDS, "--shares-alone")
+    assert set(counted) > set(SHARE_COURSES)
+    assert code == 0, failing

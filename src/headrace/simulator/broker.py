@@ -8,7 +8,7 @@ from functools import cache
 from typing import Final
 
 from headrace.cluster.image import Endpoint
-from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from headrace.cluster.names import OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
 from headrace.cluster.participant import Participant
 from headrace.cluster.topics import OFFSETS_OVERRIDES, CreateTopic
 from headrace.kafka.front_end import FrontEnd
@@ -20,7 +20,7 @@ from headrace.settings.values import BrokerSettings, load
 from headrace.simulator.connection import KAFKA_PORT
 from headrace.simulator.history import Violation
 from headrace.simulator.machine import DATA, Machine
-from headrace.simulator.scenario import COMPACTION, REPLICAS, Scenario, TransactionPlan
+from headrace.simulator.scenario import COMPACTION, REPLICAS, Scenario, SharePlan, TransactionPlan
 from headrace.storage.log import TICK_SECONDS
 from headrace.virtual.network import VirtualHost
 from headrace.virtual.process import Process
@@ -30,6 +30,9 @@ LINK_PORT: Final = 9192
 LEDGER: Final = "ledger"
 COPIED: Final = "copied"
 """Topics that are written to in transactions."""
+JOBS: Final = "jobs"
+WORKERS: Final = "workers"
+"""The topic whose records a share group delivers, and that group."""
 CONNECTIONS_MAX: Final = 1000
 OFFSETS_TOPIC_OVERRIDES: Final = {
     **OFFSETS_OVERRIDES,
@@ -127,6 +130,19 @@ async def create_topics(participant: Participant, scenario: Scenario, offsets_pa
         await participant.topics.create(offsets)
     if scenario.transactions is not None:
         await create_transactional_topics(participant, scenario.transactions)
+    if scenario.shares is not None:
+        await create_shared_topics(participant, scenario.shares)
+
+
+async def create_shared_topics(participant: Participant, plan: SharePlan) -> None:
+    """The group begins with the first record."""
+    jobs = TRANSACTIONAL_OVERRIDES | plan.retention | (COMPACTION if plan.compacted else {})
+    states = OFFSETS_TOPIC_OVERRIDES | (COMPACTION if plan.compacted_states else {})
+    await participant.topics.create(CreateTopic(JOBS, plan.partitions, REPLICAS, jobs))
+    await participant.topics.create(
+        CreateTopic(SHARE_STATE_TOPIC, plan.state_partitions, REPLICAS, states, internal=True)
+    )
+    await participant.configs.alter_group(WORKERS, {"share.auto.offset.reset": "earliest"})
 
 
 async def create_transactional_topics(participant: Participant, plan: TransactionPlan) -> None:

@@ -1,8 +1,8 @@
 """One simulated cluster under load and faults, from its first start to the comparison of its replicas.
 
 The course of a run: brokers start, topics are made, load and faults begin; then every fault is healed, the load comes
-to its end, and the cluster has SETTLE_SECONDS to have all replicas in sync and every batch acknowledged. Then the logs
-are compared with all that clients were told. A run depends on its scenario alone, so it can be repeated.
+to its end, and the cluster has `settle_seconds` to have all replicas in sync and every batch acknowledged. Then the
+logs are compared with all that clients were told. A run depends on its scenario alone, so it can be repeated.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from headrace.cluster.image import Image, PartitionState, apply, from_listing
 from headrace.errors import CorruptBatch, StorageFailed
 from headrace.records import kernel
 from headrace.records.batch import batches
-from headrace.simulator.broker import CLUSTER, LEDGER, builder, create_topics
+from headrace.simulator.broker import CLUSTER, JOBS, LEDGER, WORKERS, builder, create_topics
 from headrace.simulator.contents import key_of, parse_content
 from headrace.simulator.faults import Faults
 from headrace.simulator.harm import ANY
@@ -29,6 +29,7 @@ from headrace.simulator.load import Load
 from headrace.simulator.machine import Machine
 from headrace.simulator.retention import RetentionRule
 from headrace.simulator.scenario import Scenario
+from headrace.simulator.share_load import ShareLoad
 from headrace.storage.log import Log, ReadResult, TopicPartition
 from headrace.virtual.coordination import CoordinationStore
 from headrace.virtual.loop import VirtualLoop
@@ -36,8 +37,6 @@ from headrace.virtual.network import VirtualNetwork
 from headrace.virtual.quorum import CoordinationQuorum
 
 START_SECONDS: Final = 30.0
-SETTLE_SECONDS: Final = 150.0
-"""A leader that resigned for damage, leads again and is still damaged asks to be replaced again after a minute."""
 LOOK_SECONDS: Final = 0.05
 READ_BYTES: Final = 1 << 20
 
@@ -74,9 +73,15 @@ class Cluster:
         self.load = Load(scenario, self.network, self.clock, self.machines, self.history)
         if self.load.transactions is not None:
             self.faults.sight = self.load.transactions.sight()
+        if self.load.shares is not None:
+            self.faults.share_sight = self.load.shares.sight()
+            self.load.shares.judge.is_calm = lambda: not self.faults.list
         self._retention = RetentionRule(scenario.retention, self.history)
-        ledger = {} if scenario.transactions is None else scenario.transactions.retention
-        self._ledger_retention = RetentionRule(ledger, self.history)
+        plans = {LEDGER: scenario.transactions, JOBS: scenario.shares}
+        self._retentions = {
+            topic: RetentionRule({} if plan is None else plan.retention, self.history) for topic, plan in plans.items()
+        }
+        """Of topics with settings of their own."""
         self.failure: BaseException | None = None
         self.loop.set_exception_handler(self._failed)
         self._image: Image | None = None
@@ -91,12 +96,14 @@ class Cluster:
         await self.create_topics()
         self._look()
         self.load.start()
+        if self.scenario.shares is not None:
+            await asyncio.sleep(self.scenario.shares.calm_seconds)
         self.faults.start()
         await asyncio.sleep(self.scenario.load_seconds)
         await self.faults.finish()
         self.trace.note(self.clock.now(), "healed")
         self.load.stop()
-        await self._wait(lambda: not self._unsettled(), SETTLE_SECONDS, self._unsettled)
+        await self._wait(lambda: not self._unsettled(), self.scenario.settle_seconds, self._unsettled)
         self._compare()
 
     async def _wait(self, condition: Callable[[], object], seconds: float, why: Callable[[], str]) -> None:
@@ -127,11 +134,26 @@ class Cluster:
             plan = self.scenario.transactions if where.topic == LEDGER else None
             retained = plan is not None and bool(plan.retention)
             self.history.watch(where, may_lose=plan is not None and plan.unclean, retained=retained)
+        if self.load.shares is not None:
+            await self._watch_jobs(self.load.shares)
         retained, key = bool(self.scenario.retention), key_of if self.scenario.compacted else None
         for topic in self.scenario.topics:
             may_lose = topic.durability != "disk" and self.faults.regime == ANY
             for where in topic.all_partitions():
                 self.history.watch(where, may_lose=may_lose, retained=retained, key_of=key)
+
+    async def _watch_jobs(self, shares: ShareLoad) -> None:
+        """Every broker has to know where the group begins."""
+
+        def is_known() -> bool:
+            participants = [machine.participant for machine in self.machines]
+            return all(each is not None and WORKERS in each.view.image.group_configs for each in participants)
+
+        await self._wait(is_known, START_SECONDS, lambda: "the settings of the share group are not known")
+        plan = shares.plan
+        for where in shares.jobs:
+            key = key_of if plan.compacted else None
+            self.history.watch(where, may_lose=False, retained=bool(plan.retention), key_of=key)
 
     # What can be seen of it.
 
@@ -200,7 +222,7 @@ class Cluster:
                 if partition.leading:
                     self.history.leads(where, partition.epoch, machine.life)
                     self.load.clients.look(machine, where, partition)
-                    rule = self._ledger_retention if where.topic == LEDGER else self._retention
+                    rule = self._retentions.get(where.topic, self._retention)
                     if rule:
                         rule.look(machine, where, partition, wall_ms)
                 # A follower may begin anew for damage, and what a sick disk does not read is damage; and it may have
@@ -244,6 +266,8 @@ class Cluster:
         if self.load.renewal is not None and (why := self.load.renewal.unsettled(self.machines, self.image())):
             return why
         if self.load.transactions is not None and (why := self.load.transactions.unsettled()):
+            return why
+        if self.load.shares is not None and (why := self.load.shares.unsettled()):
             return why
         for history, where in self._judged():
             ends = {machine.name: _ends(machine, where) for machine in self.replicas(where)}
@@ -296,6 +320,7 @@ class Cluster:
 
     def _compare(self) -> None:
         transactional: dict[TopicPartition, tuple[int, bytes]] = {}
+        shared: dict[TopicPartition, tuple[int, int, Collection[int]]] = {}
         states = [state for topic in self.image().topics.values() for state in topic.partitions]
         self.history.counts["partitions with accepted losses"] += sum(state.lost is not None for state in states)
         for history, where in self._judged():
@@ -305,7 +330,11 @@ class Cluster:
             if is_transactional and self.scenario.transactions and self.scenario.transactions.compacted:
                 self._compare_contents(where, logs)
                 continue
-            if self.scenario.compacted and history is self.history and not is_transactional:
+            is_shared = self.load.shares is not None and where.topic == JOBS
+            if is_shared:
+                ends = max(log.end_offset for log in logs.values())
+                shared[where] = max(starts), ends, self._wanted(where, logs.values())
+            if history.watched(where).key_of is not None:
                 self._compare_compacted(where, logs)
                 continue
             whole = {name: _bytes(log, max(starts)) for name, log in logs.items()}
@@ -320,6 +349,15 @@ class Cluster:
                 transactional[where] = max(starts), next(iter(whole.values()))
         if self.load.transactions is not None:
             self.load.transactions.compare(transactional)
+        if self.load.shares is not None:
+            self.load.shares.compare(shared)
+
+    def _wanted(self, where: TopicPartition, logs: Iterable[Log]) -> set[int]:
+        """What nobody may have passed over: of a compacted topic the last record of each key, of others all."""
+        each = [_records(_bytes(log, log.start_offset))[0] for log in logs]
+        if self.history.watched(where).key_of is not None:
+            return set(self.history.latest(where, max(each, key=len)).values())
+        return {record.offset for records in each for record in records}
 
     def _compare_compacted(self, where: TopicPartition, logs: dict[str, Log]) -> None:
         """Each replica compacts by itself: they agree in what two of them have, and in the last of each key."""

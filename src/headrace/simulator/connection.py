@@ -14,10 +14,12 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.partitions.partition import Partition
+from headrace.ports.disk import FileSlice
 from headrace.ports.network import Address, Channel, Part
 from headrace.simulator.history import History, Violation
 from headrace.storage.log import TopicPartition
@@ -108,23 +110,27 @@ class Clients:
         if channel.local.port != KAFKA_PORT or channel.peer.host != CLIENT:
             return
         left = 0
-        for part in parts:
+        for nth, part in enumerate(parts):
             at, size = left, len(part)
             left = max(0, left - size)
             while at < size:
                 assert isinstance(part, bytes | bytearray | memoryview), "an answer begins with encoded bytes"
                 length, correlation_id = _head(part, at)
                 end = at + LENGTH_BYTES + length
-                if end <= size:
-                    self._decided(machine, correlation_id, memoryview(part)[at + LENGTH_BYTES : end])
+                call = self.calls.get(correlation_id)
+                if call is not None and call.decided is not None:
+                    self._decided(call, machine, memoryview(part)[at + LENGTH_BYTES : end], parts[nth + 1 :], length)
                 left = max(0, end - size)
                 at = end
 
-    def _decided(self, machine: Machine, correlation_id: int, frame: memoryview) -> None:
-        call = self.calls.get(correlation_id)
-        if call is not None and call.decided is not None:
-            call.answer = _read(call, frame)
-            call.decided(call.answer, machine)
+    def _decided(self, call: Call, machine: Machine, begun: memoryview, others: Sequence[Part], length: int) -> None:
+        assert call.decided is not None
+        try:
+            frame = begun if len(begun) == length else _joined(begun, others, length)
+        except OSError:  # then it cannot leave either
+            return
+        call.answer = _read(call, frame)
+        call.decided(call.answer, machine)
 
     def epoch(self, machine: Machine, where: TopicPartition) -> int:
         """In which the machine leads the partition by its own account; -1 if it does not."""
@@ -152,6 +158,16 @@ class Clients:
         return -1 if state is None else max(state.leader_epoch, self.epoch(machine, where))
 
 
+def _joined(begun: memoryview, parts: Sequence[Part], length: int) -> memoryview:
+    """A frame that goes on in other parts, of which some are slices of files."""
+    frame = bytearray(begun)
+    for part in parts:
+        if len(frame) >= length:
+            break
+        frame += part.read() if isinstance(part, FileSlice) else memoryview(part)
+    return memoryview(bytes(frame[:length]))
+
+
 def _read(call: Call, frame: memoryview) -> Message:
     _, body = read_response_header(call.api_key, call.version, frame)
     return decode_response(call.api_key, call.version, frame, body)
@@ -160,8 +176,16 @@ def _read(call: Call, frame: memoryview) -> Message:
 class Client:
     """One client: at most one connection to each broker."""
 
-    def __init__(self, clients: Clients, name: str, versions: Mapping[int, int] = VERSIONS) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        name: str,
+        versions: Mapping[int, int] = VERSIONS,
+        ended: Callable[[int, str], None] = lambda _broker, _life: None,
+    ) -> None:
+        """`ended` hears of every connection that has ended, by its broker and which of its lives had it."""
         self.name = name
+        self._ended = ended
         self._clients = clients
         self._versions = versions
         self._links: dict[int, Link] = {}
@@ -180,7 +204,7 @@ class Client:
         clients = self._clients
         link = self._links.get(broker)
         if link is None or link.gone:
-            link = self._links[broker] = Link(clients, clients.address(broker))
+            link = self._links[broker] = Link(clients, broker, partial(self._ended, broker))
         version, correlation_id = self._versions[api_key], len(clients.calls) + 1
         deadline = clients.clock.now() + patience_seconds
         call = clients.calls[correlation_id] = Call(api_key, correlation_id, reply, decided, deadline, version)
@@ -202,10 +226,13 @@ class Client:
 class Link:
     """One connection: the session of its channel."""
 
-    def __init__(self, clients: Clients, address: Address) -> None:
+    def __init__(self, clients: Clients, broker: int, ended: Callable[[str], None]) -> None:
         self.gone = False
+        self._broker = broker
+        self._ended = ended
+        self._life = ""
         self._clients = clients
-        self._address = address
+        self._address = address = clients.address(broker)
         self._channel: Channel | None = None
         self._unsent: list[bytes] = []
         self._awaited: deque[Call] = deque()
@@ -247,6 +274,7 @@ class Link:
             channel.abort()
             return
         self._channel = channel
+        self._life = self._clients.life(self._broker)
         unsent, self._unsent = self._unsent, []
         channel.send(unsent)
 
@@ -276,6 +304,8 @@ class Link:
         if self.gone:
             return
         self.gone = True
+        if self._life:
+            self._ended(self._life)
         awaited, self._awaited = self._awaited, deque()
         for call in awaited:
             call.reply(None)

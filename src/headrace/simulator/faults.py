@@ -23,6 +23,7 @@ from headrace.simulator.history import History
 from headrace.simulator.machine import Machine
 from headrace.simulator.move_courses import MOVE_COURSES
 from headrace.simulator.scenario import Scenario
+from headrace.simulator.share_courses import SHARE_COURSES, ShareSight
 from headrace.simulator.transaction_courses import TRANSACTION_COURSES, UNCLEAN_COURSES, TransactionSight
 from headrace.virtual.quorum import CoordinationQuorum
 
@@ -81,6 +82,7 @@ KINDS: Final = (
     *MOVE_COURSES,
     *TRANSACTION_COURSES,
     *UNCLEAN_COURSES,
+    *SHARE_COURSES,
 )
 
 
@@ -158,6 +160,12 @@ class Faults:
             self._kinds += list(TRANSACTION_COURSES) * max(1, len(self._kinds) // 6)
             if scenario.transactions.unclean:
                 self._kinds += list(UNCLEAN_COURSES) * max(2, len(self._kinds) // 3)
+        if scenario.shares is not None:
+            self._kinds += list(SHARE_COURSES) * max(1, len(self._kinds) // 6)
+            if scenario.shares.retention:
+                self._kinds.append("step clock")
+        self.share_sight: ShareSight | None = None
+        """What can be seen of share groups, where there are any."""
         self.sight: TransactionSight | None = None
         """What can be seen of transactions, where there are any."""
         self._unheard = random.Random(f"{scenario.seed} unheard")
@@ -236,6 +244,8 @@ class Faults:
             return self._begin_course(kind)
         if kind in TRANSACTION_COURSES or kind in UNCLEAN_COURSES:
             return self._begin_transaction_course(kind)
+        if kind in SHARE_COURSES:
+            return self._begin_share_course(kind)
         if kind in NODE_FAULTS:
             return self._apply_to_node(kind, seconds)
         match kind.split():
@@ -315,6 +325,13 @@ class Faults:
             return None
         self._in_course = True
         self._go_on((TRANSACTION_COURSES | UNCLEAN_COURSES)[kind](self.harm, self.sight))
+        return ""
+
+    def _begin_share_course(self, kind: str) -> str | None:
+        if self._in_course or self.share_sight is None:
+            return None
+        self._in_course = True
+        self._go_on(SHARE_COURSES[kind](self.harm, self.share_sight))
         return ""
 
     def _go_on(self, course: Course) -> None:

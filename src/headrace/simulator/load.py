@@ -13,7 +13,7 @@ from typing import Final
 from headrace.cluster.names import OFFSETS_TOPIC
 from headrace.errors import ErrorCode
 from headrace.simulator.administrator import Administrator
-from headrace.simulator.broker import CLUSTER
+from headrace.simulator.broker import CLUSTER, JOBS
 from headrace.simulator.connection import CLIENT, Client, Clients
 from headrace.simulator.consumer import Consumer
 from headrace.simulator.group_member import GroupMember
@@ -26,6 +26,7 @@ from headrace.simulator.reassigner import Reassigner
 from headrace.simulator.renewal import Renewal
 from headrace.simulator.restore import Restorer
 from headrace.simulator.scenario import Scenario
+from headrace.simulator.share_load import ShareLoad
 from headrace.simulator.transaction_load import TransactionLoad
 from headrace.storage.log import TopicPartition
 from headrace.virtual.clock import VirtualClock
@@ -64,6 +65,9 @@ class Load:
             self.transactions = TransactionLoad(
                 self.clients, scenario.transactions, scenario.seed, scenario.follower_reads
             )
+        self.shares: ShareLoad | None = None
+        if scenario.shares is not None:
+            self.shares = ShareLoad(self.clients, scenario.shares, scenario.seed)
         for machine in machines:
             machine.overheard = self.clients.overhear
 
@@ -76,7 +80,7 @@ class Load:
         scenario, clients = self._scenario, self.clients
         for topic in scenario.topics:
             for _ in range(scenario.producers):
-                self._add_producer(topic.name, topic.partitions)
+                self._add_producer(topic.name, topic.partitions, keyed=scenario.compacted)
             for where in topic.all_partitions():
                 self._consumers[where] = Consumer(
                     clients, where, f"consumer of {where}", PAUSE_SECONDS, scenario.follower_reads
@@ -98,6 +102,8 @@ class Load:
             partitions += [TopicPartition(OFFSETS_TOPIC, index) for index in range(offsets_partitions)]
             if self.transactions is not None:
                 partitions += self.transactions.all_partitions()
+            if self.shares is not None:
+                partitions += self.shares.all_partitions()
             self._stops.append(Reassigner(clients, partitions, scenario.seed).stop)
         if scenario.renewed:
             self.renewal = Renewal(clients, scenario.seed, offsets_partitions)
@@ -107,11 +113,25 @@ class Load:
             if self.transactions.plan.deletions:
                 self._stops.append(Deleter(clients, self.transactions.consumers).stop)
             self._stops.append(self.transactions.stop)
+        if self.shares is not None:
+            self._start_shares(self.shares)
         if scenario.restored:
             self._stops.append(Restorer(clients, CLUSTER, scenario.seed, scenario.load_seconds).stop)
 
-    def _add_producer(self, topic: str, partitions: int) -> None:
+    def _start_shares(self, shares: ShareLoad) -> None:
+        plan = shares.plan
+        for _ in range(self._scenario.producers):
+            forgettable = self._scenario.moves and bool(plan.deletions or plan.retention)
+            self._add_producer(JOBS, plan.partitions, keyed=plan.compacted, forgettable=forgettable)
+        shares.start()
+        if plan.deletions:
+            self._stops.append(Deleter(self.clients, shares.consumers).stop)
+        self._stops.append(shares.stop)
+
+    def _add_producer(self, topic: str, partitions: int, *, keyed: bool, forgettable: bool | None = None) -> None:
         scenario = self._scenario
+        if forgettable is None:
+            forgettable = scenario.moves and bool(scenario.deletions or scenario.retention)
         producer = Producer(
             self.clients,
             topic,
@@ -120,8 +140,8 @@ class Load:
             scenario.in_flight,
             self._random.choice((JAVA, LIBRDKAFKA)),
             BACKOFF_SECONDS,
-            keyed=scenario.compacted,
-            forgettable=scenario.moves and bool(scenario.deletions or scenario.retention),
+            keyed=keyed,
+            forgettable=forgettable,
         )
         self._producers.append(producer)
         self._stops.append(producer.stop)

@@ -81,6 +81,9 @@ class Machine:
         self._opened_in_boot = 1
         """The last boot in which a broker has opened its logs, so that a later start knows what was torn before it."""
         self.lives = 0
+        self.stopped_lives: set[str] = set()
+        """Those that were asked to stop."""
+        self.clock_was_set = False
         self.sync_seconds = self.quick_sync_seconds = sync_seconds
         self.wall_offset_ms = self._furthest_offset_ms = 0
         self.wanted = False
@@ -102,6 +105,7 @@ class Machine:
     def step_clock(self, offset_ms: int) -> None:
         """Its wall clock is off by so much from now on."""
         self.wall_offset_ms = offset_ms
+        self.clock_was_set = True
         self._furthest_offset_ms = max(self._furthest_offset_ms, offset_ms)
         if self.process is not None:
             self.process.wall_offset_ms = offset_ms
@@ -182,6 +186,7 @@ class Machine:
         if self.process is None or self.participant is None or self.stopping:
             return
         self.note("stops")
+        self.stopped_lives.add(self.life)
         self.stopping = True
         self.process.run(self._close(self.process, self._broker)).add_done_callback(self._done)
 

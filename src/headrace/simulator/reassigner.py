@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from headrace.cluster.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from headrace.cluster.names import COORDINATORS_TOPICS
 from headrace.simulator.connection import Client, Clients, Reply
 from headrace.simulator.scenario import REPLICAS
 from headrace.storage.log import TopicPartition
@@ -28,8 +28,6 @@ CANCEL_SHARE: Final = 0.5
 SHORT_SHARE: Final = 0.3
 """Of moves of internal topics, those with a replica less."""
 LOOK_SECONDS: Final = 0.5
-
-INTERNAL: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 
 Targets = Mapping[TopicPartition, Sequence[int] | None]
 
@@ -66,7 +64,7 @@ class Reassigner:
             self._drain_or_give_back()
 
     def _target(self, where: TopicPartition) -> list[int]:
-        is_short = where.topic in INTERNAL and self._random.random() < SHORT_SHARE
+        is_short = where.topic in COORDINATORS_TOPICS and self._random.random() < SHORT_SHARE
         brokers = [machine.id for machine in self._clients.machines]
         return self._random.sample(brokers, REPLICAS - is_short)
 

@@ -22,6 +22,14 @@ QUORUM_SHARE: Final = 0.2
 MOVES_SHARE: Final = 1 / 6
 TRANSACTIONS_SHARE: Final = 1 / 5
 TRANSACTIONS_LOAD_SECONDS: Final = 3.0
+SHARES_SHARE: Final = 1 / 6
+SHARES_LOAD_SECONDS: Final = 2.5
+JOBS_DELETIONS_SHARE: Final = 0.3
+JOBS_RETENTION_SHARE: Final = 0.15
+JOBS_COMPACTED_SHARE: Final = 0.2
+RESETS_SHARE: Final = 0.25
+SLOW_SYNC_SECONDS: Final = 0.1
+"""Where syncs take so long, locks last longer too: or they are over before anything can be acknowledged."""
 LEDGER_DELETIONS_SHARE: Final = 0.3
 LEDGER_RETENTION_SHARE: Final = 0.15
 MEMBERS_SHARE: Final = 0.5
@@ -29,6 +37,8 @@ PASSING_SHARE: Final = 0.25
 UNCLEAN_SHARE: Final = 0.12
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
+IN_BETWEEN: Final = "in between"
+AT_THE_END: Final = "at the end"
 DECAY_SHARE: Final = 0.25
 NO_COURSE_SHARE: Final = 0.4
 COURSE_LOAD_SECONDS: Final = 2.0
@@ -82,6 +92,35 @@ class TransactionPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SharePlan:
+    """A share group (`share_load`), on a topic of its own that is always synced."""
+
+    partitions: int
+    members: int
+    """More than partitions."""
+    lock_ms: int
+    delivery_limit: int
+    record_locks_max: int
+    shares: tuple[float, ...]
+    """How often a member accepts, releases, rejects, renews, or says nothing."""
+    record_limits: float
+    """Of fetches, those that ask for so many records and not for whole batches."""
+    state_partitions: int
+    """Of __share_group_state."""
+    compacted_states: bool
+    """Whether that is compacted all the time."""
+    calm_seconds: float
+    """Before the first fault."""
+    compacted: bool = False
+    """Whether its records have keys, and of each key's the latest stays."""
+    deletions: bool = False
+    retention: dict[str, str] = field(default_factory=dict)
+    """What its records are kept for. Empty: for ever."""
+    reset: str = ""
+    """Whether the group's start is set anew: while it has much to do, or when it has done everything. Empty: never."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     seed: int
     layouts: tuple[str, ...]
@@ -122,7 +161,11 @@ class Scenario:
     """Whether one topic more is deleted and made anew time and again."""
     restored: bool = False
     """Whether coordination is put back to an older copy."""
+    settle_seconds: float = 150.0
+    """How long it may take to come to rest. A leader that resigned for damage, leads again and is still damaged asks to
+    be replaced again after a minute."""
     transactions: TransactionPlan | None = None
+    shares: SharePlan | None = None
 
     @property
     def brokers(self) -> int:
@@ -132,19 +175,84 @@ class Scenario:
     def offsets_partitions(self) -> int:
         """Of the topic in which groups keep their offsets; 0 if there is nobody who needs it."""
         copies = self.transactions is not None and self.transactions.copied_partitions
-        return self.settings["offsets.topic.partitions"] if self.groups or copies else 0
+        return self.settings["offsets.topic.partitions"] if self.groups or copies or self.shares else 0
 
     def overrides(self, topic: ScenarioTopic) -> dict[str, str]:
         """The settings that a topic is made with."""
         return {**topic.overrides, **self.retention, **(COMPACTION if self.compacted else {})}
 
 
-def draw(seed: int) -> Scenario:
+def draw(seed: int, *, shares: bool = True) -> Scenario:
+    """Of those without transactions some have a share group, unless there shall be none."""
     scenario = draw_plain(seed)
     chance = random.Random(f"{seed} transactional load")
     # Nothing is promised any more once an older copy is accepted.
-    is_drawn = chance.random() < TRANSACTIONS_SHARE and not scenario.restored
-    return transacting(scenario, chance) if is_drawn else scenario
+    if chance.random() < TRANSACTIONS_SHARE and not scenario.restored:
+        return transacting(scenario, chance)
+    chance = random.Random(f"{seed} shared load")
+    is_shared = shares and chance.random() < SHARES_SHARE and not scenario.restored
+    return sharing(scenario, chance) if is_shared else scenario
+
+
+def draw_shared(seed: int) -> Scenario:
+    """A share group and nothing else, whatever the seed."""
+    chance = random.Random(f"{seed} shared load alone")
+    scenario = replace(
+        draw_plain(seed),
+        sync_seconds=chance.choice(((0.0002, 0.003), (0.002, 0.02))),
+        link_seconds=chance.choice(((0.0001, 0.001), (0.001, 0.01))),
+        topics=(),
+        groups=0,
+        retention={},
+        compacted=False,
+        deletions=False,
+        administered=False,
+        renewed=False,
+        restored=False,
+        settle_seconds=60.0,
+        batch_pause_seconds=chance.choice((0.1, 0.2)),
+        producers=1,
+        load_seconds=0.0,
+    )
+    return sharing(scenario, chance)
+
+
+def sharing(scenario: Scenario, chance: random.Random) -> Scenario:
+    """With a share group beside the rest of the load."""
+    partitions = chance.randint(1, 3)
+    compacted = chance.random() < JOBS_COMPACTED_SHARE
+    strains = random.Random(f"{scenario.seed} shared strain")
+    plan = SharePlan(
+        partitions=partitions,
+        members=partitions + chance.randint(1, 2),
+        lock_ms=chance.choice((300, 700, 1500)) * (1 if scenario.sync_seconds[1] < SLOW_SYNC_SECONDS else 4),
+        delivery_limit=chance.choice((2, 3, 5, 1000, 1000)),
+        record_locks_max=chance.choice((5, 20, 2000)),
+        shares=chance.choice(((0.7, 0.1, 0.05, 0.05, 0.1), (0.4, 0.2, 0.05, 0.15, 0.2), (0.9, 0.0, 0.0, 0.0, 0.1))),
+        record_limits=chance.choice((0.0, 0.5)),
+        state_partitions=chance.randint(1, 2),
+        compacted_states=chance.random() < 0.5,
+        calm_seconds=chance.choice((0.0, 1.0)),
+        compacted=compacted,
+        deletions=not compacted and strains.random() < JOBS_DELETIONS_SHARE,
+        retention=_kept(strains) if not compacted and strains.random() < JOBS_RETENTION_SHARE else {},
+        reset=strains.choice((IN_BETWEEN, AT_THE_END)) if strains.random() < RESETS_SHARE else "",
+    )
+    settings = {
+        "group.share.record.lock.duration.ms": plan.lock_ms,
+        "group.share.min.record.lock.duration.ms": 100,
+        "group.share.max.record.lock.duration.ms": 5000,
+        "group.share.delivery.count.limit": plan.delivery_limit,
+        "group.share.partition.max.record.locks": plan.record_locks_max,
+        "group.share.session.timeout.ms": 1000,
+        "group.share.heartbeat.interval.ms": 300,
+    }
+    if plan.retention:
+        settings["retention.check.ms"] = 100
+    if plan.compacted or plan.compacted_states:
+        settings["log.cleaner.backoff.ms"] = 100
+    load_seconds = max(scenario.load_seconds, SHARES_LOAD_SECONDS)
+    return replace(scenario, shares=plan, load_seconds=load_seconds, settings=scenario.settings | settings)
 
 
 def transacting(scenario: Scenario, chance: random.Random) -> Scenario:
@@ -188,7 +296,7 @@ def _strained(plan: TransactionPlan, scenario: Scenario) -> TransactionPlan:
 
 
 def draw_plain(seed: int) -> Scenario:
-    """Without transactions."""
+    """Without transactions and share groups."""
     chance = random.Random(f"{seed} moves")
     scenario = _draw(seed)
     # What was moved away since the copy, and deleted, would have to come from where a restored copy has no replicas.

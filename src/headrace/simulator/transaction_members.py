@@ -35,7 +35,7 @@ from headrace.wire.message import Message
 PAUSE_SECONDS: Final = 0.05
 JOINING: Final = 0
 UNCHANGED: Final = -1
-VERSIONS_OF_MEMBERS: Final = VERSIONS | {api.CONSUMER_GROUP_HEARTBEAT: 1}
+VERSIONS_OF_MEMBERS: Final = VERSIONS | {api.CONSUMER_GROUP_HEARTBEAT: 1, api.SHARE_GROUP_HEARTBEAT: 1}
 
 
 class Membership(Protocol):
@@ -57,8 +57,10 @@ class Membership(Protocol):
         ...
 
 
-class _Asking:
+class Asking:
     """Who asks the coordinator of the group."""
+
+    counted_as = "generations of copiers"
 
     def __init__(self, clients: Clients, group: str, name: str, topic: str, chance: random.Random) -> None:
         self.is_member = self.stands_still = False
@@ -99,7 +101,7 @@ class _Asking:
 
     def _go_on(self) -> None:
         self.is_member = True
-        self._clients.history.counts["generations of copiers"] += 1
+        self._clients.history.counts[self.counted_as] += 1
         self._beating = asyncio.get_running_loop().create_task(self._beat())
         self._beating.add_done_callback(look_at)
 
@@ -114,7 +116,7 @@ class _Asking:
         raise NotImplementedError
 
 
-class ClassicMembership(_Asking):
+class ClassicMembership(Asking):
     """Each generation has its own assignment."""
 
     def __init__(
@@ -197,7 +199,7 @@ class ClassicMembership(_Asking):
             self.is_member = False
 
 
-class ConsumerMembership(_Asking):
+class ConsumerMembership(Asking):
     """The broker makes the assignment, and a member goes there step by step."""
 
     def __init__(self, clients: Clients, group: str, name: str, topic: str, chance: random.Random) -> None:
