@@ -1,4 +1,4 @@
-"""The asynchronous producer, consumer, listeners and admin client, made of those for threads; `--check` compares.
+"""The asynchronous producer, consumers, listeners and admin client, made of those for threads; `--check` compares.
 
 Both faces are one text. What differs between threads and asyncio stands in pairs with the same names: the modules
 `headrace.client.consumer.threads` and `headrace.aio.tasks`; `headrace.client.admin.calls` and `headrace.aio.calls`;
@@ -48,6 +48,7 @@ ALWAYS: Final = frozenset({"__enter__", "__exit__"})
 WORDS: Final = (
     (r"\bheadrace\.client\.consumer\.(consumer|listener)\b", r"headrace.aio.\1"),
     (r"\bheadrace\.client\.consumer\.threads\b", "headrace.aio.tasks"),
+    (r"\bheadrace\.client\.share\.share_consumer\b", "headrace.aio.share_consumer"),
     (r"\bheadrace\.client\.producer\.(producer|transaction)\b", r"headrace.aio.\1"),
     (r"\bheadrace\.client\.admin\.calls\b", "headrace.aio.calls"),
     (r"(?m)^    with Admin", "    async with Admin"),
@@ -82,9 +83,10 @@ WORDS: Final = (
     ),
     (r"\bthreads\b", "tasks"),
     (r"\bthread\b", "task"),
-    (r"(?m)^    with Consumer", "    async with Consumer"),
+    (r"(?m)^    with (Share|)Consumer", r"    async with \1Consumer"),
     (r"(?m)^        for record in consumer", "        async for record in consumer"),
     (r"for tasks: `poll`", "for asyncio: `poll`"),
+    (r"The share consumer for tasks", "The share consumer for asyncio"),
     (r"Push on tasks: a function", "Push on asyncio: an async function"),
     (r"Call a function for every record", "Call an async function for every record"),
     (
@@ -113,6 +115,7 @@ class Module:
 MODULES: Final = (
     Module("client/consumer/consumer.py", "aio/consumer.py"),
     Module("client/consumer/listener.py", "aio/listener.py"),
+    Module("client/share/share_consumer.py", "aio/share_consumer.py"),
     Module("client/admin/admin.py", "aio/admin.py"),
     Module("client/producer/transaction.py", "aio/transaction.py"),
     Module(

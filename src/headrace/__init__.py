@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from headrace.client.producer.producer import Producer
     from headrace.client.producer.transaction import Transaction
     from headrace.client.producer.transaction_requests import PreparedTransaction
+    from headrace.client.share.options import Acknowledged
+    from headrace.client.share.share_consumer import ShareConsumer
     from headrace.errors import (
         BatchTooLarge,
         CorruptBatch,
@@ -65,6 +67,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LATER",
+    "Acknowledged",
     "Admin",
     "BatchTooLarge",
     "BrokerUnreachable",
@@ -98,6 +101,7 @@ __all__ = [
     "Report",
     "RequestTimedOut",
     "SettingError",
+    "ShareConsumer",
     "TopicAlreadyExists",
     "TopicReplaced",
     "Transaction",
@@ -118,6 +122,7 @@ __all__ = [
 
 _HOMES = {
     "LATER": "client.consumer.retries",
+    "Acknowledged": "client.share.options",
     "Admin": "client.admin.admin",
     "BatchTooLarge": "errors",
     "BrokerUnreachable": "client.errors",
@@ -151,6 +156,7 @@ _HOMES = {
     "Report": "records.builder",
     "RequestTimedOut": "errors",
     "SettingError": "errors",
+    "ShareConsumer": "client.share.share_consumer",
     "TopicAlreadyExists": "client.errors",
     "TopicReplaced": "client.admin.fetch",
     "Transaction": "client.producer.transaction",

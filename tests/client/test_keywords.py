@@ -63,4 +63,6 @@ def test_a_producer_knows_kafkas_names() -> None:
     for kind in (headrace.Producer, headrace.aio.Producer):
         with pytest.raises(TypeError, match="Producer has no option 'linger_ms'; did you mean 'interval_ms'"):
             kind(NOWHERE, linger_ms=5)  # type: ignore[call-arg]
-    assert set(KAFKA_NAMES.values()) <= option_names(headrace.Producer) | option_names(headrace.Consumer)
+    assert set(KAFKA_NAMES.values()) <= option_names(headrace.Producer) | option_names(
+        headrace.Consumer
+    ) | option_names(headrace.ShareConsumer)

@@ -15,6 +15,7 @@ from brokers import DIES_WITH_PARENT, Broker, wait_for
 from clients import with_java
 from clients.sharing import DEADLINE_S, QUICK, accept, member, poll, share_group, values
 from clusters import BrokerCluster
+from headrace import ShareConsumer
 from headrace.client.admin.cluster import Cluster
 from headrace.cluster.names import OFFSETS_TOPIC, SHARE_STATE_TOPIC
 from proving import proves
@@ -143,6 +144,36 @@ class LibrdkafkaMembers:
             thread.join()
 
 
+class HeadraceMembers:
+    """Our own share consumers, as many as `MEMBERS`, each in its thread."""
+
+    def __init__(self, bootstrap: str, group: str, course: Course) -> None:
+        self._course = course
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._consume, args=(bootstrap, group)) for _ in range(MEMBERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _consume(self, bootstrap: str, group: str) -> None:
+        with ShareConsumer(
+            TOPIC, bootstrap=bootstrap, group=group, acknowledgement="explicit", max_poll_records=20
+        ) as consumer:
+            while not self._stopped.is_set():
+                found = consumer.poll(500)
+                for record in found:
+                    self._course.tell("delivered", record.value.decode())
+                consumer.acknowledge(found)
+                results = consumer.commit() if found else {}
+                for record in found:
+                    failed = results[TOPIC, record.partition] is not None
+                    self._course.tell("unsure" if failed else "kept", record.value.decode())
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+
+
 def leader_of(cluster: BrokerCluster, topic: str) -> Broker:
     """Of its first partition."""
     with Cluster(cluster.bootstrap) as client:
@@ -160,6 +191,31 @@ def test_what_is_kept_comes_no_more_after_a_broker_died(tmp_path: Path, layout: 
         group = share_group(cluster.bootstrap, share_record_lock_duration_ms=LOCK_MS)
         course = Course()
         members = JavaMembers(cluster.bootstrap, group, course)
+        writer = Writer(cluster.bootstrap)
+        course.wait_kept(300)
+        cluster.wait_in_sync({TOPIC: PARTITIONS, OFFSETS_TOPIC: 2, SHARE_STATE_TOPIC: 3})
+        leader_of(cluster, led).kill()
+        course.wait_kept(600)
+        written = writer.stop()
+        wait_for("everything", lambda: course.settled >= written, 2 * DEADLINE_S)
+        members.stop()
+        assert not course.faults, cluster.said()
+        assert set(course.delivered) == written
+        assert_nothing_is_left(cluster, group, course)
+
+
+@proves("Q1")
+@pytest.mark.parametrize(
+    ("layout", "led"),
+    [("partitioned", TOPIC), ("shared", TOPIC), ("shared", OFFSETS_TOPIC)],
+    ids=["data", "data-shared", "group"],
+)
+def test_our_client_goes_on_after_a_broker_died(tmp_path: Path, layout: str, led: str) -> None:
+    with BrokerCluster(tmp_path, settings={**SETTINGS, "log.layout": layout}) as cluster:
+        cluster.create_topic(TOPIC, PARTITIONS, replicas=3)
+        group = share_group(cluster.bootstrap, share_record_lock_duration_ms=LOCK_MS)
+        course = Course()
+        members = HeadraceMembers(cluster.bootstrap, group, course)
         writer = Writer(cluster.bootstrap)
         course.wait_kept(300)
         cluster.wait_in_sync({TOPIC: PARTITIONS, OFFSETS_TOPIC: 2, SHARE_STATE_TOPIC: 3})

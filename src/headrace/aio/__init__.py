@@ -8,6 +8,7 @@ Deliveries, records and errors are those of `headrace`.
 from headrace.aio.admin import Admin
 from headrace.aio.consumer import Consumer
 from headrace.aio.producer import Producer
+from headrace.aio.share_consumer import ShareConsumer
 from headrace.aio.transaction import Transaction
 from headrace.client.admin.fetch import TopicReplaced
 from headrace.client.consumer.progress import NotHeld, ProgressUnusable
@@ -35,6 +36,7 @@ from headrace.client.errors import (
 )
 from headrace.client.fetch_requests import CorruptLog
 from headrace.client.producer.transaction_requests import PreparedTransaction
+from headrace.client.share.options import Acknowledged
 from headrace.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -53,6 +55,7 @@ from headrace.records.consumer_records import ReceivedRecord as Record
 
 __all__ = [
     "LATER",
+    "Acknowledged",
     "Admin",
     "BatchTooLarge",
     "BrokerUnreachable",
@@ -84,6 +87,7 @@ __all__ = [
     "Report",
     "RequestTimedOut",
     "SettingError",
+    "ShareConsumer",
     "TopicAlreadyExists",
     "TopicReplaced",
     "Transaction",

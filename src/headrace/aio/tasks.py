@@ -12,9 +12,9 @@ from typing import Final, ParamSpec, TypeVar
 
 from headrace.aio.reactor import AsyncioReactor, Waiters, wake
 from headrace.client.connection.connections import ConnectionPool, shared
-from headrace.client.consumer.core import ConsumerCore
-from headrace.client.consumer.options import ConsumerConfig
+from headrace.client.consumer.rebalance_notices import Notifier, T
 from headrace.client.consumer.retries import ASKED_LATER, LATER, Failure, FailurePolicy
+from headrace.client.consumer.threads import ConnectionOptions, Core
 from headrace.client.consumer.workload import Job
 from headrace.errors import HeadraceError
 from headrace.records.consumer_records import ReceivedRecord
@@ -60,11 +60,11 @@ class Driver(Waiters):
         if self.now() - self._ceded_at >= TURN_S:
             await self.turn()
 
-    async def tell(self, core: ConsumerCore, *, closing: bool = False) -> None:
+    async def tell(self, core: Notifier[T], *, closing: bool = False) -> None:
         """Call the application back about its partitions, here and now; raises what it raises."""
         while (notice := core.next_notice(closing=closing)) is not None:
             try:
-                result = notice.callback(notice.places)
+                result = notice.tell()
                 if inspect.isawaitable(result):
                     await result
             finally:
@@ -147,7 +147,7 @@ class Crew:
                 task.cancel()
 
 
-def connect(options: ConsumerConfig) -> tuple[ConnectionPool, Driver]:
+def connect(options: ConnectionOptions) -> tuple[ConnectionPool, Driver]:
     reactor = AsyncioReactor.of_running_loop()
     pool = shared(options.bootstrap, client_id=options.client_id, tls=options.tls, reactor=reactor)
     return pool, Driver(reactor)
@@ -175,10 +175,10 @@ async def call(listener: Listener, policy: FailurePolicy, job: Job) -> Failure |
 
 
 def end_with_program(
-    core: ConsumerCore,
+    core: Core,
     _driver: Driver,
     _listening: object,
-    _leave: Callable[[list[ConsumerCore], Callable[[HeadraceError | None], None]], None],
+    _leave: Callable[[list[Core], Callable[[HeadraceError | None], None]], None],
     _since: float,
 ) -> Iterator[None]:
     """What a consumer does that was not closed: without its loop, nothing but a word in the log."""

@@ -39,6 +39,10 @@ _REMEDIES: Final = {
     ErrorCode.INVALID_TRANSACTION_TIMEOUT: (
         "transaction_timeout_ms is above the broker's transaction.max.timeout.ms; ask for less, or raise that"
     ),
+    ErrorCode.INVALID_RECORD_STATE: (
+        "not all of these records are locked by this member any more: a lock ran out or a session ended, and they are "
+        "delivered again; renew what takes long, or raise share.record.lock.duration.ms of the group"
+    ),
     ErrorCode.NOT_CONTROLLER: "the request went to a broker that is not the controller",
 }
 

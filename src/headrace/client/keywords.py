@@ -42,6 +42,8 @@ KAFKA_NAMES: Final = {
     "max_poll_interval_ms": "rebalance_timeout_ms",
     "max_request_size": "max_record_bytes",
     "partition_assignment_strategy": "assignor",
+    "share_acknowledgement_mode": "acknowledgement",
+    "share_acquire_mode": "acquire_mode",
     "ssl_context": "tls",
     "value_deserializer": "decoder",
     "value_serializer": "encoder",

@@ -21,6 +21,7 @@ cdef class ReceivedRecord:
     cdef list header_list
     cdef readonly long long offset, timestamp_ms
     cdef readonly int partition, leader_epoch
+    cdef public int delivery_count
 
     cpdef tuple fields(self)
 

@@ -1,8 +1,10 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """Records of a consumer: from the bytes of a Fetch answer to one object a record.
 
-    ReceivedRecord(topic, partition, offset, timestamp_ms, key=None, value=None, headers=(), leader_epoch=-1)
+    ReceivedRecord(topic, partition, offset, timestamp_ms, key=None, value=None, headers=(), leader_epoch=-1,
+                   delivery_count=0)
         attributes of the same names; `headers` is a list of (str, bytes | None), made when first asked for
+        .delivery_count   how often it was delivered, to a member of a share group; 0 outside of one
         .size_bytes   of key, value and headers as they came
     RecordSet(records, topic, partition, from_offset, end_offset=2**62, check_crc=True, hidden=None)
         .take(into: list, max_records, max_bytes=2**62) -> how many records were appended; none after those that reach
@@ -103,6 +105,7 @@ class ReceivedRecord:
         value: Any = None,
         headers: Iterable[Header] = (),
         leader_epoch: int = -1,
+        delivery_count: int = 0,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -113,6 +116,7 @@ class ReceivedRecord:
         self.raw_headers: bytes | None = None
         self.header_list: list[Header] | None = list(headers)
         self.leader_epoch = leader_epoch
+        self.delivery_count = delivery_count
 
     @property
     def headers(self) -> list[Header]:
@@ -162,6 +166,7 @@ class ReceivedRecord:
             self.value,
             self.headers,
             self.leader_epoch,
+            self.delivery_count,
         )
 
 
@@ -323,6 +328,7 @@ class RecordSet:
                 record.raw_headers = None if header_count == 0 else piece(data, headers_at, record_end - headers_at)
                 record.header_list = None
                 record.leader_epoch = self.leader_epoch
+                record.delivery_count = 0
                 into.append(record)
                 self.next_offset = offset + 1
                 self.taken_bytes += max(key_length, 0) + max(value_length, 0)

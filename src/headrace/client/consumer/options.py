@@ -139,7 +139,7 @@ class ConsumerConfig:
         if not self.topics and not self.partitions:
             raise SettingError("a consumer needs a topic: Consumer('orders')")
         for name in (*self.names, *(topic for topic, _ in self.partitions)):
-            _check_name(name)
+            check_name(name)
         if self.partitions and (self.topics or self.group):
             raise SettingError("partitions are read without a group and in place of topics: give either")
         if self.start not in STARTS:
@@ -183,7 +183,7 @@ class ConsumerConfig:
         return STARTS[self.start]
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     """A topic that can never be there is told now: otherwise it would be waited for."""
     if not isinstance(name, str):
         raise TypeError(f"a topic's name is a str, not {type(name).__name__}: {name!r}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from headrace.client.consumer.group_protocol import TopicPartition
 from headrace.errors import InvalidRequest
@@ -30,6 +31,26 @@ class Notice:
     places: list[TopicPartition]
     going: frozenset[TopicPartition] = _NONE
     """What the group waits for, when the call is about what goes."""
+
+    def tell(self) -> object:
+        """On asyncio what it returns may have to be awaited."""
+        return self.callback(self.places)
+
+
+class Told(Protocol):
+    """What an application is called back with, once."""
+
+    def tell(self) -> object: ...
+
+
+T = TypeVar("T", bound=Told)
+
+
+class Notifier(Protocol[T]):
+    """A core that has something to tell the application; `told` follows each."""
+
+    def next_notice(self, *, closing: bool = False) -> T | None: ...
+    def told(self, notice: T) -> None: ...
 
 
 class RebalanceNotices:

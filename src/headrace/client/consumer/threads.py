@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
 
 from headrace.client.connection import exits
 from headrace.client.connection.connections import ConnectionPool, shared
 from headrace.client.connection.thread_reactor import ThreadReactor
-from headrace.client.consumer.core import ConsumerCore
-from headrace.client.consumer.options import ConsumerConfig
+from headrace.client.connection.tls import Tls
+from headrace.client.consumer.rebalance_notices import Notifier, T
 from headrace.client.consumer.retries import ASKED_LATER, LATER, Failure, FailurePolicy
 from headrace.client.consumer.workload import Job
 from headrace.errors import HeadraceError, RequestTimedOut
@@ -35,6 +35,33 @@ Listener = Callable[[ReceivedRecord], object]
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+Core = TypeVar("Core", bound="LeavingCore")
+
+
+class ConnectionOptions(Protocol):
+    """Of a consumer of any kind."""
+
+    @property
+    def bootstrap(self) -> str | Iterable[str]: ...
+    @property
+    def client_id(self) -> str: ...
+    @property
+    def tls(self) -> Tls: ...
+
+
+class LeavingOptions(Protocol):
+    @property
+    def group(self) -> str | None: ...
+    @property
+    def exit_timeout_ms(self) -> int: ...
+
+
+class LeavingCore(Protocol):
+    """Of a consumer of any kind that has a group to leave."""
+
+    @property
+    def options(self) -> LeavingOptions: ...
+
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +87,7 @@ class Driver:
     def cede(self) -> None:
         """Let others run before records are taken: threads do by themselves."""
 
-    def tell(self, core: ConsumerCore, *, closing: bool = False) -> None:
+    def tell(self, core: Notifier[T], *, closing: bool = False) -> None:
         """Call the application back about its partitions, here and now; raises what it raises."""
         while True:
             with self.lock:
@@ -68,7 +95,7 @@ class Driver:
             if notice is None:
                 return
             try:
-                notice.callback(notice.places)
+                notice.tell()
             finally:
                 with self.lock:
                     core.told(notice)
@@ -99,7 +126,7 @@ class Crew:
                 thread.join(max(0.0, deadline - monotonic()))
 
 
-def connect(options: ConsumerConfig) -> tuple[ConnectionPool, Driver]:
+def connect(options: ConnectionOptions) -> tuple[ConnectionPool, Driver]:
     pool = shared(options.bootstrap, client_id=options.client_id, tls=options.tls)
     assert isinstance(pool.reactor, ThreadReactor)
     return pool, Driver(pool.reactor)
@@ -120,10 +147,10 @@ def call(listener: Listener, policy: FailurePolicy, job: Job) -> Failure | None:
 
 
 def end_with_program(
-    core: ConsumerCore,
+    core: Core,
     driver: Driver,
     listening: Listening | None,
-    leave: Callable[[list[ConsumerCore], Callable[[HeadraceError | None], None]], None],
+    leave: Callable[[list[Core], Callable[[HeadraceError | None], None]], None],
     since: float,
 ) -> Iterator[None]:
     """A consumer that was not closed ends: as after an error in a `with` block, the last call's records come again.
@@ -143,7 +170,8 @@ def end_with_program(
             listening.join(since + exits.LISTENERS_PART * within_s)
         yield
         if listening is not None:
-            cores += [] if listening.retries is None else [listening.retries]
+            retries: Any = listening.retries  # a core of the same kind
+            cores += [] if retries is None else [retries]
             leave(cores, results.append)
         yield
         if not driver.wait(lambda: len(results) == len(cores), since + within_s):
