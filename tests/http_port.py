@@ -27,12 +27,15 @@ from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.descriptions import Lag
 from headrace.groups.limits import limits_from as group_limits_from
 from headrace.groups.offsets import OFFSETS
+from headrace.groups.share_groups import NoPersister
 from headrace.http.server import HttpServer
-from headrace.http.services import HttpServices
+from headrace.http.services import HttpServices, ShareServices
 from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.disk import Disk
 from headrace.ports.network import Address
+from headrace.queues.messages import ShareGroupConfig
+from headrace.queues.share_partitions import SharePartitions
 from headrace.settings.topic_name import check_topic_name
 from headrace.settings.values import load, log_settings
 from headrace.storage.keys.builder import KeyIndexes
@@ -61,6 +64,17 @@ class Answer:
     @property
     def error(self) -> Any:
         return self.json["error"]
+
+
+def no_share_groups(partitions: Partitions, disk: Disk) -> ShareServices:
+    """Where no state of a share group can be kept."""
+
+    def refuse(*_: Any, **_more: Any) -> None:
+        raise AssertionError("no other broker is asked")
+
+    config = ShareGroupConfig()
+    shared = SharePartitions(partitions, disk, NoPersister(), lambda _: config)
+    return ShareServices(shared, lambda _: config, refuse, secrets.token_bytes)
 
 
 class HttpPort:
@@ -121,6 +135,7 @@ class HttpPort:
             effective_settings=lambda: self._settings,
             ensure_topic=self._ensure_topic,
             groups=self.groups,
+            share=no_share_groups(self.partitions, self.disk),
             group_lags=lambda: self.lags,
             ready=lambda: self.unready,
             spawn=self._spawn,

@@ -65,9 +65,11 @@ def fuzz(api: Any, label: str, mode: GenerationMode, seed: int, examples: int) -
         if is_valid(case, ParameterLocation.PATH):
             for name in set(case.path_parameters or ()) & THERE.keys():
                 case.path_parameters[name] = data.draw(st.sampled_from((*THERE[name], case.path_parameters[name])))
-        if is_valid(case, ParameterLocation.BODY) and label.startswith("POST /groups"):
+        if is_valid(case, ParameterLocation.BODY) and label == "POST /groups/{group}/offsets":
             for one in case.body["offsets"]:
                 one["topic"], one["partition"] = "orders", data.draw(st.sampled_from(THERE["partition"]))
+        if is_valid(case, ParameterLocation.QUERY) and label == "POST /groups/{group}/receive":
+            case.query["topic"] = data.draw(st.sampled_from((*THERE["topic"], case.query["topic"])))
         response = case.call_and_validate(checks=checks)
         seen.add(response.status_code)
 

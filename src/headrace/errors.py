@@ -236,6 +236,10 @@ class ShareSessionLimitReached(HeadraceError):
     """There is no room for another share session: try again later."""
 
 
+class InvalidRecordState(HeadraceError):
+    """A record is acknowledged by who does not hold it: its lock has run out, or it was acknowledged before."""
+
+
 class InvalidTopicName(HeadraceError):
     """A topic name against the rules; the message gives the rule."""
 
@@ -413,6 +417,7 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     ShareSessionNotFound: ErrorMapping(ErrorCode.SHARE_SESSION_NOT_FOUND, 404, True),
     InvalidShareSessionEpoch: ErrorMapping(ErrorCode.INVALID_SHARE_SESSION_EPOCH, 409, True),
     ShareSessionLimitReached: ErrorMapping(ErrorCode.SHARE_SESSION_LIMIT_REACHED, 503, True),
+    InvalidRecordState: ErrorMapping(ErrorCode.INVALID_RECORD_STATE, 409, False),
     InvalidTopicName: ErrorMapping(ErrorCode.INVALID_TOPIC_EXCEPTION, 400, False),
     TopicExists: ErrorMapping(ErrorCode.TOPIC_ALREADY_EXISTS, 409, False),
     InvalidPartitions: ErrorMapping(ErrorCode.INVALID_PARTITIONS, 400, False),

@@ -25,6 +25,7 @@ from headrace.settings.topic_name import check_topic_name
 from headrace.settings.values import load
 from headrace.storage.keys.builder import KeyIndexes
 from headrace.virtual.network import VirtualNetwork
+from http_port import no_share_groups
 from image_changes import ImageChanges
 from partitions.led import BROKER, Led
 from system.joined import Recorder
@@ -108,6 +109,7 @@ class Port:
             effective_settings=lambda: settings,
             ensure_topic=self._ensure_topic,
             groups=groups,
+            share=no_share_groups(self.led.partitions, self.led.disk),
             group_lags=lambda: (),
             ready=lambda: None,
             spawn=_run,

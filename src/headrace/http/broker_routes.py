@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.http import fetch, groups, health, metrics, produce, query, status, topic_changes, topic_fetch, topics
+from headrace.http import (
+    acknowledge,
+    fetch,
+    groups,
+    health,
+    metrics,
+    produce,
+    query,
+    receive,
+    status,
+    topic_changes,
+    topic_fetch,
+    topics,
+)
 from headrace.http.openapi import with_document
 from headrace.http.routes import Route
 
@@ -30,5 +43,7 @@ ROUTES: Final = with_document(
         Route("GET", "/groups/{group}/offsets", "http.offsets", groups.list_offsets, groups.OFFSETS),
         Route("POST", "/groups/{group}/offsets", "http.offsets.commit", groups.commit_offsets, groups.COMMIT),
         Route("DELETE", "/groups/{group}/offsets", "http.offsets.delete", groups.delete_offsets, groups.DELETE_OFFSETS),
+        Route("POST", "/groups/{group}/receive", "http.receive", receive.handle, receive.RECEIVE),
+        Route("POST", "/groups/{group}/acknowledge", "http.acknowledge", acknowledge.handle, acknowledge.ACKNOWLEDGE),
     ),
 )

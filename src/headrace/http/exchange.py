@@ -19,7 +19,7 @@ Handler = Callable[["Exchange"], Response | None]
 
 
 class Exchange:
-    __slots__ = ("_send", "answered", "api", "request", "services", "started")
+    __slots__ = ("_send", "answered", "api", "gone", "request", "services", "started")
 
     def __init__(
         self, services: HttpServices, api: str, request: Request, send: Callable[[Exchange, Response], None]
@@ -28,6 +28,8 @@ class Exchange:
         self.api = api
         self.request = request
         self.answered = False
+        self.gone = False
+        """Whoever asked has closed the connection: nobody will see the answer."""
         self.started = services.clock.now()
         self._send = send
 

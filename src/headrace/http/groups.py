@@ -299,7 +299,7 @@ async def _found_coordinator(services: HttpServices, group: str) -> None:
     give_up = services.clock.now() + LOAD_SECONDS
     while services.clock.now() < give_up:
         code = services.groups.describe(group).error_code
-        on_the_way = code == ErrorCode.NOT_COORDINATOR and _coordinator(services, group) == services.broker_id
+        on_the_way = code == ErrorCode.NOT_COORDINATOR and coordinator(services, group) == services.broker_id
         if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not on_the_way:
             return
         await pause(services.clock, LOOK_SECONDS)
@@ -385,7 +385,7 @@ _OF_MEMBERS: Final = (
 
 
 def _elsewhere(services: HttpServices, group: str) -> HeadraceError:
-    leader = _coordinator(services, group)
+    leader = coordinator(services, group)
     if leader is None:
         return UnknownGroup(f"there is no group {group!r}; nobody has committed an offset yet")
     if leader in (NO_LEADER, services.broker_id):
@@ -393,7 +393,7 @@ def _elsewhere(services: HttpServices, group: str) -> HeadraceError:
     return NotCoordinator(f"group {group!r} is coordinated by broker {leader}; ask {http_of(services, leader)}")
 
 
-def _coordinator(services: HttpServices, group: str) -> int | None:
+def coordinator(services: HttpServices, group: str) -> int | None:
     """The broker that leads the group's partition of the offsets topic, if that is there."""
     topic = services.image().topics.get(OFFSETS_TOPIC)
     return None if topic is None else topic.partitions[partition_of(group, len(topic.partitions))].leader

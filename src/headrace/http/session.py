@@ -78,6 +78,8 @@ class HttpSession:
 
     def closed(self, reason: str) -> None:
         self._channel = None
+        if self._exchange is not None:
+            self._exchange.gone = True
         if self._discarding is not None:
             self._discarding.answered = True
         self._ended(self)

@@ -19,7 +19,7 @@ from headrace.cluster.image import Endpoint, Image
 from headrace.cluster.participant import Participant
 from headrace.coordination.choice import on_etcd, open_coordination
 from headrace.http.server import HttpServer
-from headrace.http.services import HttpServices
+from headrace.http.services import HttpServices, ShareServices
 from headrace.kafka import listeners
 from headrace.kafka.front_end import FrontEnd
 from headrace.metrics import Metrics
@@ -151,6 +151,12 @@ class Node:
             effective_settings=participant.effective_settings,
             ensure_topic=self.front_end.services.auto_topic_creation.ensure,
             groups=self.front_end.groups,
+            share=ShareServices(
+                self.front_end.share_partitions,
+                self.front_end.services.share_group_config,
+                self.front_end.peers.ask,
+                secrets.token_bytes,
+            ),
             group_lags=lambda: self.front_end.groups.lags(self._end_offset),
             closed_groups=lambda: self.front_end.group_partitions.closed(),
             ready=self._why_not_ready,

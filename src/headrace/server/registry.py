@@ -34,7 +34,7 @@ from headrace.errors import CoordinationError, OperatorError, SettingError
 from headrace.groups.coordinator import GroupCoordinator
 from headrace.groups.limits import limits_from as group_limits_from
 from headrace.http.server import HttpServer
-from headrace.http.services import HttpServices
+from headrace.http.services import HttpServices, ShareServices
 from headrace.kafka import leader_lookup, listeners
 from headrace.kafka.fetch_sessions import FetchSessions
 from headrace.kafka.first_writes import FirstWrites
@@ -153,6 +153,7 @@ class Registry:
         )
         self._built.callback(transactions.close)
         peers = Peers(self._network, clock, NO_BROKER, lambda: self._view.image)
+        self._peers = peers
         self._built.callback(peers.close)
         share_states = ShareCoordinator(
             clock,
@@ -245,6 +246,9 @@ class Registry:
             effective_settings=services.effective_settings,
             ensure_topic=services.auto_topic_creation.ensure,
             groups=services.groups,
+            share=ShareServices(
+                services.share_partitions, services.share_group_config, self._peers.ask, secrets.token_bytes
+            ),
             group_lags=lambda: (),
             ready=lambda: None,
             spawn=self._background.spawn,
