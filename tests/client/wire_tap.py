@@ -1,6 +1,7 @@
 """A proxy between a client and a real broker that notes every request, and may change what a broker answers.
 
-What it reads and can change are Produce, Fetch and requests of transactions; the rest is passed on as it is.
+What it reads and can change are Produce, Fetch, ShareAcknowledge and requests of transactions; the rest is passed
+on as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from headrace.wire.codec import (
 from headrace.wire.message import Message
 
 SIZE = struct.Struct(">i")
-READ = (apis.PRODUCE, apis.FETCH, apis.INIT_PRODUCER_ID, apis.END_TXN, apis.TXN_OFFSET_COMMIT)
+READ = (
+    apis.PRODUCE,
+    apis.FETCH,
+    apis.INIT_PRODUCER_ID,
+    apis.END_TXN,
+    apis.TXN_OFFSET_COMMIT,
+    apis.SHARE_ACKNOWLEDGE,
+)
 
 
 @dataclass(eq=False)
