@@ -121,7 +121,10 @@ GROUP_PARTITION_CLOSED: Final = _gauge(
 
 SHARE_PARTITIONS: Final = _gauge("headrace_share_partitions", "Share partitions in memory.")
 SHARE_RECORDS_HELD: Final = _gauge(
-    "headrace_share_records_held", "Records acquired by members, and such as are available again.", "group", "state"
+    "headrace_share_records_held",
+    "Records acquired by members, such as are available again, and such as wait for their dead letter (archiving).",
+    "group",
+    "state",
 )
 SHARE_ACQUIRED: Final = _counter("headrace_share_acquired_total", "Records acquired by members.", "group")
 SHARE_REDELIVERED: Final = _counter(
@@ -132,6 +135,12 @@ SHARE_RELEASED: Final = _counter("headrace_share_released_total", "Records that 
 SHARE_EXPIRED: Final = _counter("headrace_share_expired_total", "Records whose lock has expired.", "group")
 SHARE_ARCHIVED: Final = _counter(
     "headrace_share_archived_total", "Records that are delivered no more, and were not accepted.", "group", "reason"
+)
+SHARE_DEAD_LETTERS: Final = _counter("headrace_share_dead_letters_total", "Dead letters written.", "group")
+SHARE_DEAD_LETTER_FAILURES: Final = _counter(
+    "headrace_share_dead_letter_failures_total",
+    "Attempts to write dead letters that failed; they are tried again.",
+    "group",
 )
 TRANSACTIONS: Final = _gauge(
     "headrace_transactions", "Transactional ids that are coordinated here, by the state that they are in.", "state"

@@ -215,6 +215,8 @@ def test_settings_of_a_group_are_kept_by_its_name(admin: AdminClient) -> None:
     assert altered(admin, kind, group, consumer_session_timeout_ms=(put, "50000")) == {
         "consumer.session.timeout.ms": "50000",
         "consumer.heartbeat.interval.ms": "5000",
+        "errors.deadletterqueue.copy.record.enable": "false",
+        "errors.deadletterqueue.topic.name": "",
         "share.auto.offset.reset": "latest",
         "share.heartbeat.interval.ms": "5000",
         "share.isolation.level": "read_uncommitted",

@@ -102,7 +102,7 @@ def test_leaders_and_loads_are_fenced(share: Share) -> None:
 
 def test_what_cannot_be_is_refused(share: Share) -> None:
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert share.write(batch(0, 1, 3)) == share.write(batch(4, 1)) == ErrorCode.INVALID_REQUEST
+    assert share.write(batch(0, 1, 5)) == share.write(batch(4, 1)) == ErrorCode.INVALID_REQUEST
     share.key = share.key._replace(partition=2)
     assert (share.read().error_code, share.initialize()) == (unknown, unknown)
     share.key = share.key._replace(partition=-1)

@@ -11,6 +11,7 @@ from headrace.queues.messages import (
     AcknowledgementBatch,
     AcknowledgeType,
     DeliveryState,
+    Letter,
     Reason,
     ShareGroupConfig,
     ShareState,
@@ -26,6 +27,7 @@ class Offset:
     count: int = 0
     member: str = ""
     until_ms: int = 0
+    letter: Letter | None = None
 
 
 NEW = Offset()
@@ -51,6 +53,15 @@ class NaiveSharePartition:
     def is_available(self, offset: int) -> bool:
         return self.at(offset).state == DeliveryState.AVAILABLE
 
+    def room(self) -> int:
+        """What waits for its dead letter at the start counts for itself alone."""
+        live = (DeliveryState.AVAILABLE, DeliveryState.ACQUIRED)
+        first = next((at for at in range(self.start, self.next) if self.at(at).state in live), self.next)
+        waiting = [at for at in range(self.start, first) if self.at(at).state == DeliveryState.ARCHIVING]
+        if not self.letters():
+            first = self.start
+        return self.config.record_locks_max - (self.next - first) - len(waiting)
+
     def acquire(
         self,
         member: str,
@@ -72,7 +83,7 @@ class NaiveSharePartition:
             if position < self.next <= base:
                 self._archive_gap(range(position, self.next))
                 self._advance()
-            if base >= self.next and self.next - self.start >= self.config.record_locks_max:
+            if base >= self.next and self.room() <= 0:
                 break
             self._archive_gap(range(position, base))
             position = max(position, base)
@@ -95,13 +106,13 @@ class NaiveSharePartition:
         record_limit: bool,
     ) -> bool:
         """True: that is all."""
-        began_at, locks = self.next, self.config.record_locks_max
+        began_at, room = self.next, self.room()
         for offset in offsets:
-            if offset == began_at and self.next - self.start >= locks:
+            if offset == began_at and room <= 0:
                 return True
             if not self.is_available(offset):
                 continue
-            if record_limit and (len(taken) >= most or (offset >= began_at and offset - self.start >= locks)):
+            if record_limit and (len(taken) >= most or (offset >= began_at and offset - began_at >= room)):
                 return True
             count = self.at(offset).count + 1
             alone = self.config.delivery_count_limit >= 3 and count == self.config.delivery_count_limit
@@ -147,15 +158,40 @@ class NaiveSharePartition:
             self.offsets[offset] = replace(now, until_ms=until_ms)
         elif how == AcknowledgeType.RELEASE:
             self._give_back(offset)
+        elif how == AcknowledgeType.REJECT:
+            self._give_up(offset, Reason.REJECTED)
         else:
-            self.archived[Reason.REJECTED if how == AcknowledgeType.REJECT else Reason.GAP] += 1
+            self.archived[Reason.GAP] += 1
             self.offsets[offset] = Offset(DeliveryState.ARCHIVED, now.count)
+
+    def _give_up(self, offset: int, reason: Reason) -> None:
+        count = self.at(offset).count
+        self.archived[reason] += 1
+        if self.config.dead_letter_topic:
+            self.offsets[offset] = Offset(DeliveryState.ARCHIVING, count, letter=Letter(reason))
+        else:
+            self.offsets[offset] = Offset(DeliveryState.ARCHIVED, count)
+
+    def letters(self) -> list[int]:
+        return sorted(at for at, each in self.offsets.items() if each.state == DeliveryState.ARCHIVING)
+
+    def address(self, first: int, last: int, producer_id: int, sequence: int) -> None:
+        for offset in range(first, last + 1):
+            before = self.offsets[offset]
+            assert before.letter is not None
+            self.offsets[offset] = replace(before, letter=Letter(before.letter.reason, producer_id, sequence))
+
+    def archive(self, first: int, last: int) -> int:
+        waiting = [at for at in self.letters() if first <= at <= last]
+        for offset in waiting:
+            self.offsets[offset] = Offset(DeliveryState.ARCHIVED, self.offsets[offset].count)
+        self._advance()
+        return len(waiting)
 
     def _give_back(self, offset: int) -> None:
         count = self.at(offset).count
         if count >= self.config.delivery_count_limit:
-            self.archived[Reason.DELIVERIES] += 1
-            self.offsets[offset] = Offset(DeliveryState.ARCHIVED, count)
+            self._give_up(offset, Reason.DELIVERIES)
         else:
             self.offsets[offset] = Offset(DeliveryState.AVAILABLE, count)
 
@@ -177,11 +213,21 @@ class NaiveSharePartition:
         gone = sum(self.at(at).state not in FINAL for at in range(self.start, offset))
         self.archived[Reason.DELETED] += gone
         if offset > self.start:
+            self._unaddress(offset)
             self.start, self.next = offset, max(self.next, offset)
             self._advance()
         return gone
 
+    def _unaddress(self, offset: int) -> None:
+        """Letters on both sides of this offset that were to be sent as one batch are not that any more."""
+        letter = self.at(offset).letter
+        if letter is not None and letter.is_addressed and self.at(offset - 1).letter == letter:
+            for at in self.letters():
+                if self.offsets[at].letter == letter:
+                    self.offsets[at] = replace(self.offsets[at], letter=Letter(letter.reason))
+
     def log_end(self, offset: int) -> None:
+        self._unaddress(offset)
         for at in range(offset, self.next):
             self.offsets[at] = NEW
         self.start = min(self.start, offset)
@@ -205,6 +251,6 @@ class NaiveKeeper:
         self.start = delta.start_offset
         for each in delta.batches:
             for offset in range(each.first_offset, each.last_offset + 1):
-                self.offsets[offset] = Offset(each.state, each.delivery_count, each.member, each.until_ms)
+                self.offsets[offset] = Offset(each.state, each.delivery_count, each.member, each.until_ms, each.letter)
         for offset in [at for at in self.offsets if at < self.start]:
             del self.offsets[offset]

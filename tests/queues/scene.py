@@ -45,7 +45,7 @@ class Kept:
 
     def state(self) -> ShareState:
         offsets = sorted(self.keeper.offsets.items())
-        each = [StateBatch(at, at, one.state, one.count, one.member, one.until_ms) for at, one in offsets]
+        each = [StateBatch(at, at, one.state, one.count, one.member, one.until_ms, one.letter) for at, one in offsets]
         return ShareState(self.state_epoch, self.written_in, self.keeper.start, tuple(each))
 
 
@@ -198,7 +198,9 @@ class Scene:
 
     def _share_partitions(self) -> SharePartitions:
         led = self.led
-        return SharePartitions(led.partitions, led.disk, self.persister, lambda _: self.config, self._most)
+        return SharePartitions(
+            led.partitions, led.disk, self.persister, lambda _: self.config, share_partitions_max=self._most
+        )
 
     def lead(self, topic: str = "orders", records: int = 0) -> Partition:
         partition = self.led.lead(topic)

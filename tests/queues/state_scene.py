@@ -24,7 +24,7 @@ from headrace.virtual.clock import VirtualClock
 
 TOPIC = b"a topic's own id"
 KEY = SharePartitionKey("workers", TOPIC, 0)
-AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED = DeliveryState
+AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVING, ARCHIVED = DeliveryState
 
 
 def acquired(first: int, last: int, count: int = 1, member: str = "m1", until_ms: int = 5000) -> StateBatch:

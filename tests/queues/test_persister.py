@@ -332,7 +332,8 @@ def test_an_answer_that_lacks_what_was_asked_is_an_error(far: Scene) -> None:
 def test_a_state_that_there_is_not_is_an_error(far: Scene) -> None:
     far.held = True
     read = far.read()
-    row = Message(first_offset=0, last_offset=1, delivery_state=3, delivery_count=1, member="", until_ms=0)
+    row = persister_module.batch_row(acquired(0, 1))
+    row.delivery_state = 9
     part = Message(partition=0, error_code=0, state_epoch=1, start_offset=0, state_batches=[row])
     far.asked.pop(0)[3](Message(results=[Message(topic_id=TOPIC, partitions=[part])]))
     assert read == [(ErrorCode.UNKNOWN_SERVER_ERROR, None)]
@@ -409,7 +410,7 @@ def test_kafkas_own_brokers_need_no_fields_of_ours(far: Scene) -> None:
     assert far.there.state() == ShareState(1, 1, 0, (acknowledged(0, 4),))
 
 
-@pytest.mark.parametrize("delivery_state", [-1, 3, 5, 127])
+@pytest.mark.parametrize("delivery_state", [-1, 5, 127])
 def test_states_that_there_are_not_are_refused(far: Scene, delivery_state: int) -> None:
     batch = Message(first_offset=0, last_offset=4, delivery_state=delivery_state, delivery_count=1)
     part = Message(partition=0, state_epoch=1, leader_epoch=1, start_offset=-1, state_batches=[batch])

@@ -10,12 +10,15 @@ from random import Random
 import pytest
 
 from headrace.errors import ErrorCode
+from headrace.partitions.partition import Partition
 from headrace.queues.messages import AcknowledgementBatch, AcknowledgeType, Acquired
 from headrace.storage.folder import PARTITIONED, SHARED
 from proving import proves
+from queues.letter_scene import LetterScene
 from queues.scene import GROUP, Fetch, Scene, place, values
 
 MEMBERS = ("a", "b", "c", "d")
+WAYS = (AcknowledgeType.ACCEPT,) * 3 + (AcknowledgeType.RELEASE, AcknowledgeType.RENEW)
 STEPS = 150
 HISTORIES = 20
 PASSES = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER})
@@ -28,6 +31,8 @@ class Held:
 
     member: str
     until: float
+    count: int = 0
+    """Its delivery count."""
     asked: bool = False
     """An acknowledgement of it is on its way."""
 
@@ -37,15 +42,22 @@ class World:
     random: Random
     layout: str
     scene: Scene = field(init=False)
+    partition: Partition = field(init=False)
     held: dict[int, Held] = field(default_factory=dict)
     accepted: set[int] = field(default_factory=set)
+    rejected: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
+    """Those that were accepted when their lock was over."""
     fetching: dict[str, Fetch] = field(default_factory=dict)
     told: int = 0
+    ways: tuple[AcknowledgeType, ...] = WAYS
 
     def __post_init__(self) -> None:
-        locks = self.random.choice((5, 50, 2000))
-        self.scene = Scene(self.layout, lock_ms=5000, delivery_count_limit=1000, record_locks_max=locks)
+        self.scene = self.make_scene(record_locks_max=self.random.choice((5, 50, 2000)))
         self.partition = self.scene.lead(records=5)
+
+    def make_scene(self, **config: object) -> Scene:
+        return Scene(self.layout, lock_ms=5000, delivery_count_limit=1000, **config)  # type: ignore[arg-type]
 
     @property
     def now(self) -> float:
@@ -53,18 +65,13 @@ class World:
 
     def run(self, steps: int) -> None:
         often: list[Callable[[], None]] = [self.produce, self.fetch, self.fetch, self.acknowledge, self.acknowledge]
-        rare: list[Callable[[], None]] = [
-            self.advance,
-            self.end_session,
-            self.fault,
-            self.answer,
-            self.lead,
-            self.retain,
-        ]
         for _ in range(steps):
-            self.random.choice(often if self.random.random() < 0.7 else rare)()
+            self.random.choice(often if self.random.random() < 0.7 else self.rare_steps())()
             self.scene.clock.run_soon()
         self.drain()
+
+    def rare_steps(self) -> list[Callable[[], None]]:
+        return [self.advance, self.end_session, self.fault, self.answer, self.lead, self.retain]
 
     # What happens.
 
@@ -92,6 +99,7 @@ class World:
         for offset, value in values(acquired).items():
             assert value == b"%d" % offset
             assert offset not in self.accepted, f"{offset} was accepted, and is delivered again"
+            assert offset not in self.rejected, f"{offset} was rejected, and is delivered again"
             other = self.held.get(offset)
             assert other is None or other.until <= self.now + 0.001 or other.asked, f"{offset} is locked by {other}"
             # The lock runs since it was acquired, which may be a while ago: nobody is told for how long.
@@ -100,11 +108,13 @@ class World:
         for first, last, count in acquired.records:
             assert count >= 1
             for offset in range(first, last + 1):
-                self.held[offset].until = self._kept_until(offset, member)
+                self.held[offset].count = count
+                self.held[offset].until = self._kept_until(offset, self.held[offset])
 
-    def _kept_until(self, offset: int, member: str) -> float:
+    def _kept_until(self, offset: int, held: Held) -> float:
+        """Of a later delivery to the same member, nothing is known yet."""
         kept = self.scene.kept(self.partition).offsets.get(offset)
-        if kept is None or kept.member != member:
+        if kept is None or (kept.member, kept.count) != (held.member, held.count):
             return self.now
         return self.now + (kept.until_ms - self.scene.clock.wall_ms()) / 1000
 
@@ -117,7 +127,7 @@ class World:
         last = first
         while last + 1 in self.held and self.held[last + 1].member == member and not self.held[last + 1].asked:
             last += 1
-        how = self.random.choice((AcknowledgeType.ACCEPT,) * 3 + (AcknowledgeType.RELEASE, AcknowledgeType.RENEW))
+        how = self.random.choice(self.ways)
         asked = {at: self.held[at] for at in range(first, last + 1)}
         valid = all(held.until > self.now + 0.001 for held in asked.values())
         for held in asked.values():
@@ -133,12 +143,21 @@ class World:
         holds = valid and all(self.held.get(at) is held and held.until > self.now + 0.001 for at, held in asked.items())
         assert code in PASSES or code == ErrorCode.NONE or not holds, f"{code} for a lock that holds"
         for offset, held in asked.items():
-            if self.held.get(offset) is not held:
+            current = self.held.get(offset)
+            if current is not held:
+                if current is not None and current.member == held.member:  # for which it may have been taken
+                    del self.held[offset]
                 continue
             if code == ErrorCode.NONE and how == AcknowledgeType.ACCEPT:
                 self.accepted.add(offset)
+                if not valid:  # below the start all is well, whatever became of it
+                    self.late.add(offset)
+            if code == ErrorCode.NONE and how == AcknowledgeType.REJECT:
+                self.rejected.add(offset)
+                if not valid:
+                    self.late.add(offset)
             if code == ErrorCode.NONE and how == AcknowledgeType.RENEW:
-                held.asked, held.until = False, self._kept_until(offset, held.member)
+                held.asked, held.until = False, self._kept_until(offset, held)
             else:
                 del self.held[offset]
 
@@ -220,3 +239,55 @@ def test_nothing_accepted_is_delivered_again_no_lock_is_broken_and_nothing_is_lo
         world.run(STEPS)
         told += world.told
     assert told > HISTORIES * 10, "much was delivered under faults"
+
+
+@dataclass
+class LetterWorld(World):
+    """Records are rejected too, and their dead letters go to a broker that is away at times, or whose answers are
+    lost."""
+
+    ways: tuple[AcknowledgeType, ...] = (*WAYS, AcknowledgeType.REJECT, AcknowledgeType.REJECT)
+    retains: bool = False
+
+    def make_scene(self, **config: object) -> LetterScene:
+        limit = self.random.choice((4, 1000))
+        self.letters = LetterScene(self.layout, lock_ms=5000, delivery_count_limit=limit, **config)  # type: ignore[arg-type]
+        return self.letters
+
+    def rare_steps(self) -> list[Callable[[], None]]:
+        steps = [*super().rare_steps(), self.letter_fault, self.letter_fault]
+        return steps if self.retains else [each for each in steps if each != self.retain]
+
+    def letter_fault(self) -> None:
+        if self.random.random() < 0.5:
+            self.letters.away = not self.letters.away
+        else:
+            self.letters.lost_answers = self.random.randint(1, 3)
+
+    def _delivered(self, member: str, acquired: Acquired) -> None:
+        written = set(self.letters.offsets())
+        given = {at for first, last, _ in acquired.records for at in range(first, last + 1)}
+        assert written.isdisjoint(given), "a dead letter was written of what is delivered"
+        super()._delivered(member, acquired)
+
+    def drain(self) -> None:
+        self.letters.away, self.letters.lost_answers = False, 0
+        super().drain()
+        self.scene.clock.advance(100)
+        written = self.letters.offsets()
+        assert self.retains or len(set(written)) == len(written), "a dead letter was written twice"
+        assert (self.accepted - self.late).isdisjoint(written)
+        there = {at for at in self.rejected - self.late if at >= self.partition.log.start_offset}
+        assert there <= set(written), "a dead letter is lost"
+
+
+@proves("R10", "Q1")
+@pytest.mark.parametrize("retains", [False, True])
+@pytest.mark.parametrize("layout", [PARTITIONED, SHARED])
+def test_no_dead_letter_is_lost_or_written_twice(layout: str, retains: bool, seed: int) -> None:
+    written = 0
+    for history in range(HISTORIES):
+        world = LetterWorld(Random(f"{seed}-{history}-{retains}"), layout, retains=retains)
+        world.run(STEPS)
+        written += len(world.letters.offsets())
+    assert written > HISTORIES, "many were written under faults"

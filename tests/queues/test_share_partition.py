@@ -15,6 +15,7 @@ from headrace.queues.messages import (
     AcknowledgeType,
     AcquiredRecords,
     DeliveryState,
+    Letter,
     Reason,
     ShareGroupConfig,
     ShareState,
@@ -258,8 +259,11 @@ class History:
     def __init__(self, draw: st.DataObject) -> None:
         self.draw = draw
         self.config = ShareGroupConfig(
-            delivery_count_limit=draw.draw(st.integers(1, 4)), record_locks_max=draw.draw(st.integers(3, 40))
+            delivery_count_limit=draw.draw(st.integers(1, 4)),
+            record_locks_max=draw.draw(st.integers(3, 40)),
+            dead_letter_topic=draw.draw(st.sampled_from(("", "dlq.orders"))),
         )
+        self.sequence = 0
         self.real = SharePartition(ShareState(2, 7, 0), self.config)
         self.naive = NaiveSharePartition(self.config)
         self.keeper, self.kept = NaiveKeeper(), self.naive.copy()
@@ -275,9 +279,12 @@ class History:
             "acknowledge",
             "tick",
             "release",
+            "address",
+            "archive",
             "retain",
             "keep",
             "load",
+            "lose",
         )
         getattr(self, self.draw.draw(st.sampled_from(names)))()
         self.compare()
@@ -329,6 +336,22 @@ class History:
         member = self.draw.draw(MEMBERS)
         assert self.real.release_member(member) == self.naive.release_member(member)
 
+    def address(self) -> None:
+        """Letters are to be sent: some of one range that nobody has sent."""
+        fresh = [each for each in self.real.letters() if each.letter is not None and not each.letter.is_addressed]
+        if fresh:
+            chosen = self.draw.draw(st.sampled_from(fresh))
+            first = self.draw.draw(st.integers(chosen.first_offset, chosen.last_offset))
+            last = self.draw.draw(st.integers(first, chosen.last_offset))
+            self.sequence += last - first + 1
+            self.real.address_letters(first, last, 77, self.sequence)
+            self.naive.address(first, last, 77, self.sequence)
+
+    def archive(self) -> None:
+        first = self.draw.draw(st.integers(self.real.start_offset, self.real.next_offset))
+        last = first + self.draw.draw(st.integers(0, 8))
+        assert self.real.archive(first, last) == self.naive.archive(first, last)
+
     def retain(self) -> None:
         end = self.log[-1].last_offset + 1 if self.log else 0
         offset = min(end, self.log_start + self.draw.draw(st.integers(1, 8)))
@@ -346,7 +369,9 @@ class History:
     def load(self) -> None:
         """What was not kept is lost, and nothing else."""
         kept = sorted(self.keeper.offsets.items())
-        batches = [StateBatch(at, at, each.state, each.count, each.member, each.until_ms) for at, each in kept]
+        batches = [
+            StateBatch(at, at, each.state, each.count, each.member, each.until_ms, each.letter) for at, each in kept
+        ]
         self.real = SharePartition(ShareState(2, 7, self.keeper.start, tuple(batches)), self.config)
         self.naive = self.kept.copy()
         self.naive.archived = dict.fromkeys(Reason, 0)
@@ -371,14 +396,17 @@ class History:
             assert each.first_offset == following <= each.last_offset
             following = each.last_offset + 1
             for at in range(each.first_offset, following):
-                assert Offset(each.state, each.delivery_count, each.member, each.until_ms) == naive.at(at)
+                told = Offset(each.state, each.delivery_count, each.member, each.until_ms, each.letter)
+                assert told == naive.at(at)
             assert before is None or _state_of(before) != _state_of(each), "alike, and not one"
         assert following == real.next_offset
+        assert real.archiving == len(naive.letters())
+        assert real.has_room == (naive.room() > 0)
         assert [real.counts.archived[reason] for reason in Reason] == [naive.archived[reason] for reason in Reason]
 
 
-def _state_of(batch: StateBatch) -> tuple[DeliveryState, int, str, int]:
-    return batch.state, batch.delivery_count, batch.member, batch.until_ms
+def _state_of(batch: StateBatch) -> tuple[DeliveryState, int, str, int, Letter | None]:
+    return batch.state, batch.delivery_count, batch.member, batch.until_ms, batch.letter
 
 
 @examples(300)

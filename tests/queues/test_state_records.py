@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from headrace.errors import CorruptBatch
-from headrace.queues.messages import DeliveryState, SharePartitionKey, ShareState, StateBatch
+from headrace.queues.messages import DeliveryState, Letter, Reason, SharePartitionKey, ShareState, StateBatch
 from headrace.queues.state_records import (
     NUMBER_MAX,
     SLOTS_MAX,
@@ -25,12 +25,14 @@ from headrace.queues.state_records import (
     is_coordinator_key,
     next_number,
 )
-from queues.state_scene import ACQUIRED, AVAILABLE, KEY, acknowledged, acquired
+from queues.state_scene import ACQUIRED, ARCHIVING, AVAILABLE, KEY, acknowledged, acquired
 
 BATCHES = (
     StateBatch(10, 19, AVAILABLE, 3),
     acquired(20, 20, 2, "a member", 1_700_000_000_000),
     acknowledged(21, 1 << 40),
+    StateBatch((1 << 40) + 1, (1 << 40) + 2, ARCHIVING, 5, letter=Letter(Reason.DELIVERIES, 1 << 62, 7)),
+    StateBatch((1 << 40) + 3, (1 << 40) + 3, ARCHIVING, 1, letter=Letter(Reason.REJECTED)),
 )
 
 
@@ -89,8 +91,11 @@ def test_values_that_are_cut_or_unknown_are_refused() -> None:
                 decode(value[:size])
         with pytest.raises(CorruptBatch, match="version 1"):
             decode(b"\0\1" + value[2:])
-    strange = update.replace(struct.pack(">qqb", 10, 19, AVAILABLE), struct.pack(">qqb", 10, 19, 3))
-    with pytest.raises(CorruptBatch, match="state 3"):
+    strange = update.replace(struct.pack(">qqb", 10, 19, AVAILABLE), struct.pack(">qqb", 10, 19, 5))
+    with pytest.raises(CorruptBatch, match="state 5"):
+        decode_update(strange)
+    strange = update.replace(struct.pack(">bqi", Reason.DELIVERIES, 1 << 62, 7), struct.pack(">bqi", 9, 1 << 62, 7))
+    with pytest.raises(CorruptBatch, match="reason 9"):
         decode_update(strange)
 
 
@@ -123,5 +128,5 @@ def test_numbers_of_snapshots_begin_again_before_they_do_not_fit() -> None:
 
 
 def test_states_are_numbered_as_in_kafka() -> None:
-    assert [int(state) for state in DeliveryState] == [0, 1, 2, 4]
+    assert [int(state) for state in DeliveryState] == [0, 1, 2, 3, 4]
     assert ACQUIRED is DeliveryState.ACQUIRED

@@ -37,6 +37,8 @@ DYNAMIC: Final = frozenset(setting.name for setting in DEFAULTS_FOR_TOPICS) | {
     "archive.group",
     "auto.create.topics.enable",
     "default.replication.factor",
+    "errors.deadletterqueue.auto.create.topics.enable",
+    "errors.deadletterqueue.topic.name.prefix",
     "group.consumer.heartbeat.interval.ms",
     "group.consumer.max.size",
     "group.consumer.migration.policy",

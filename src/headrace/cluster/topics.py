@@ -344,6 +344,11 @@ class TopicCreation:
             raise UnknownPartition(f"there is no topic {name!r}, and auto.create.topics.enable is off")
         else:
             request = CreateTopic(name)
+        return await self.create(request)
+
+    async def create(self, request: CreateTopic) -> Topic:
+        """The topic of that name; created so, whatever auto.create.topics.enable says, unless it is there."""
+        name = request.name
         task = self._under_way.get(name)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._create_once(request))

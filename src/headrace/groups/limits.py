@@ -79,6 +79,8 @@ class ShareLimits(ModernLimits):
             self.max_lock_ms,
             self.delivery_count_limit,
             self.record_locks_max,
+            own.get("errors.deadletterqueue.topic.name", ""),
+            own.get("errors.deadletterqueue.copy.record.enable", "").lower() == "true",
         )
 
 

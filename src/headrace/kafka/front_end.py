@@ -15,7 +15,7 @@ from headrace.cluster.leadership import Leadership
 from headrace.cluster.names import OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTIONS_TOPIC
 from headrace.cluster.participant import Participant
 from headrace.cluster.producer_ids import ProducerIds
-from headrace.cluster.topics import TopicCreation
+from headrace.cluster.topics import CreateTopic, TopicCreation
 from headrace.coordination.waits import pause
 from headrace.coordinators.state_log import StateLog
 from headrace.coordinators.state_partitions import StatePartitions, accepted_losses
@@ -33,6 +33,8 @@ from headrace.kafka.share_sessions import ShareSessions
 from headrace.metrics import SHARE_STATE_PARTITION_CLOSED, TRANSACTION_PARTITION_CLOSED, Metrics, Sample
 from headrace.partitions.recompression import Recompression
 from headrace.ports.network import Network
+from headrace.queues.dead_letter_topics import ENABLED as DEAD_LETTERS_ENABLED
+from headrace.queues.dead_letter_topics import DeadLetterTopics
 from headrace.queues.messages import ShareGroupConfig
 from headrace.queues.persister import StatePersister
 from headrace.queues.share_coordinator import SHARE_STATES, ShareCoordinator
@@ -164,7 +166,19 @@ class FrontEnd:
             lambda done: self._spawn(self._create_share_state_topic(done)),
             participant.draw,
         )
-        self.share_partitions = SharePartitions(partitions, participant.disk, self.persister, self._share_group_config)
+        dead_letters = DeadLetterTopics(
+            self._clock,
+            partitions,
+            lambda: participant.view.image,
+            participant.effective_settings,
+            self.peers.ask,
+            lambda name, done: self._spawn(self._create_dead_letter_topic(name, done)),
+            self._draw_producer_id,
+            lambda work, done: self._spawn(self._compute(work, done)),
+        )
+        self.share_partitions = SharePartitions(
+            partitions, participant.disk, self.persister, self._share_group_config, dead_letters
+        )
         self._built.callback(self.share_partitions.close)
 
     def _services(
@@ -271,6 +285,24 @@ class FrontEnd:
         with contextlib.suppress(HeadraceError):  # who waits for it hears that it is not there
             await self._topic_creation.ensure(SHARE_STATE_TOPIC)
         done()
+
+    async def _create_dead_letter_topic(self, name: str, done: Callable[[str], None]) -> None:
+        """As Kafka does: letters bear the time of their writing, whatever is usual in the cluster."""
+        overrides = {DEAD_LETTERS_ENABLED: "true", "message.timestamp.type": "CreateTime"}
+        try:
+            await self._topic_creation.create(CreateTopic(name, overrides=overrides))
+        except HeadraceError as error:
+            done(f"topic {name!r} cannot be created: {error}")
+        else:
+            done("")
+
+    async def _compute(self, work: Callable[[], bytearray], done: Callable[[bytearray | HeadraceError], None]) -> None:
+        try:
+            found = await self._participant.compute(work)
+        except HeadraceError as error:
+            done(error)
+        else:
+            done(found)
 
     def _knows(self, topic_id: bytes, partition: int) -> bool:
         topic = self._participant.view.image.topics_by_id.get(topic_id)

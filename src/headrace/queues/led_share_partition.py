@@ -9,6 +9,9 @@ it or has ended its session, or its acknowledgement was answered with an error; 
 
 Locks end by the wall clock of the leader as it was at its start, and go on from there: nobody's setting of the clock
 makes them longer or shorter. The next leader ends them by its own clock, at most `lock_max_ms` later.
+
+Records that the group has given up wait here for their dead letters to be written (`letter_delivery`). The next leader
+goes on with that when it loads the share partition: when a member of the group first fetches there.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ from headrace.coordinators.wall import Wall
 from headrace.errors import ErrorCode, HeadraceError
 from headrace.partitions.partition import Partition
 from headrace.ports.clock import Clock
+from headrace.ports.disk import Disk
+from headrace.queues.dead_letter_topics import DeadLetterTopics
+from headrace.queues.letter_delivery import LetterDelivery
 from headrace.queues.log_read import readable_end
 from headrace.queues.messages import (
     NO_OFFSET,
@@ -66,6 +72,9 @@ class Broker(Protocol):
     wall: Wall
     alarms: Alarms
     persister: Persister
+    disk: Disk
+    dead_letters: DeadLetterTopics | None
+    """None: this broker leads nothing, and writes none."""
 
     def config_of(self, group: str) -> ShareGroupConfig: ...
 
@@ -124,16 +133,29 @@ class LedSharePartition:
         """Where a read from the first available record on to the end of what is readable found nothing."""
         self._waits: dict[Wait, None] = {}
         self._tidy_waits_at = TIDY_WAITS_LEAST
+        self._letters: LetterDelivery | None = None
+        if broker.dead_letters is not None:
+            self._letters = LetterDelivery(self, broker.dead_letters, broker.disk, broker.clock, counts)
+        self._letters_wait = self._letters_taken = False
+        """Whether dead letters are to be written by what is kept, or may be; and by what is being kept."""
 
     @property
     def config(self) -> ShareGroupConfig:
-        return self._broker.config_of(self.key.group)
+        """What holds now. Who reads a topic of dead letters does not write them to the same one."""
+        config = self._broker.config_of(self.key.group)
+        if config.dead_letter_topic and (
+            self._letters is None or config.dead_letter_topic == self.partition.topic_partition.topic
+        ):
+            return replace(config, dead_letter_topic="")
+        return config
 
     @property
     def is_idle(self) -> bool:
         """It can be loaded again as it is."""
         at_work = self._loading or self._writing or self._write_due or self._held or self._unkept or self._to_release
-        return not at_work and not any(not each.is_over for each in self._waits) and self._next_expiry() == NEVER_MS
+        if at_work or (self.core is not None and self.core.archiving):
+            return False
+        return all(each.is_over for each in self._waits) and self._next_expiry() == NEVER_MS
 
     def _next_expiry(self) -> int:
         return NEVER_MS if self.core is None else self.core.next_expiry_ms
@@ -182,6 +204,7 @@ class LedSharePartition:
         for member in self._to_release:
             self.core.release_member(member)
         self._to_release.clear()
+        self._letters_wait = self.core.archiving > 0
         self.changed(wakes=True)
 
     def _restored(self, state: ShareState) -> SharePartition:
@@ -248,7 +271,7 @@ class LedSharePartition:
             return
         self.fault = ErrorCode.NONE
         self._tidy_waits()
-        if self._waits or self._held or self._to_release:
+        if self._waits or self._held or self._to_release or self._letters_wait:
             self.load()
         else:
             self.gone = True
@@ -289,6 +312,8 @@ class LedSharePartition:
             seconds = max(0, until_ms - wall.steady_ms()) / 1000
             self._broker.alarms.keep(self, clock.now() + seconds, self._expire)
         self._write_soon()
+        if self.core.archiving and self._letters is not None:
+            self._letters.look()
         if wakes:
             self._wake_soon()
 
@@ -303,6 +328,8 @@ class LedSharePartition:
         if self.core is None or self.gone:
             return
         self._under_way, self._unkept = self._unkept, []
+        self._letters_taken = self.core.archiving > 0
+        self._letters_wait = self._letters_wait or self._letters_taken
         delta = self.core.take_write()
         if delta is None:
             self._tell_under_way(ErrorCode.NONE)
@@ -316,6 +343,7 @@ class LedSharePartition:
     def _written(self, code: int) -> None:
         self._writing = False
         if code == ErrorCode.NONE:
+            self._letters_wait = self._letters_taken
             self._tell_under_way(code)
             if not self.gone:
                 self._write_soon()

@@ -22,6 +22,8 @@ class DeliveryState(IntEnum):
     AVAILABLE = 0
     ACQUIRED = 1
     ACKNOWLEDGED = 2
+    ARCHIVING = 3
+    """It is not delivered any more, and its dead letter is not written yet (KIP-1191)."""
     ARCHIVED = 4
     """It is not delivered any more, and was not accepted: see `Reason`."""
 
@@ -37,6 +39,23 @@ class Reason(IntEnum):
     """It was delivered as often as may be."""
     DELETED = 3
     """Retention has overtaken it: it is gone from the log."""
+
+
+NO_PRODUCER: Final = -1
+
+
+class Letter(NamedTuple):
+    """What is kept of a record whose dead letter is not written yet: why it is one and, once it is about to be sent,
+    the identity under which that is done, so that whoever sends it again writes no second one."""
+
+    reason: Reason
+    producer_id: int = NO_PRODUCER
+    sequence: int = 0
+    """Of the first record of the range; those that are sent together are one range."""
+
+    @property
+    def is_addressed(self) -> bool:
+        return self.producer_id != NO_PRODUCER
 
 
 class AcknowledgeType(IntEnum):
@@ -69,6 +88,12 @@ class StateBatch:
     member: str = ""
     until_ms: int = 0
     """Who has acquired it, and until when by the wall clock: only of ACQUIRED."""
+    letter: Letter | None = None
+    """Only of ARCHIVING."""
+
+    @property
+    def record_count(self) -> int:
+        return self.last_offset - self.first_offset + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +164,10 @@ class ShareGroupConfig:
     """group.share.delivery.count.limit"""
     record_locks_max: int = 2000
     """group.share.partition.max.record.locks: from the start to the last record that was acquired."""
+    dead_letter_topic: str = ""
+    """errors.deadletterqueue.topic.name: where records go that are rejected, or were delivered too often."""
+    copies_dead_letters: bool = False
+    """errors.deadletterqueue.copy.record.enable: with their keys, values and headers."""
 
 
 class AcquiredRecords(NamedTuple):

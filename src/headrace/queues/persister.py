@@ -24,9 +24,12 @@ from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.queues.messages import (
     NO_OFFSET,
+    NO_PRODUCER,
     CodeHeard,
     DeliveryState,
+    Letter,
     ReadDone,
+    Reason,
     SharePartitionKey,
     ShareState,
     ShareSummary,
@@ -62,6 +65,8 @@ READS_PER_REQUEST: Final = 5
 BATCHES_PER_REQUEST: Final = 20_000
 WAITING_MAX: Final = 100_000
 """Of one API, that wait for one broker; or for the topic to be created."""
+NO_LETTER: Final = (-1, NO_PRODUCER, 0)
+"""In the fields of what waits for no dead letter."""
 LOADS_LEAST: Final = 1000
 """So many are kept before anybody looks for those that nobody needs any more."""
 LOADS_MAX: Final = 200_000
@@ -362,6 +367,7 @@ def _request(group: str, operations: Sequence[_Operation]) -> Message:
 
 def batch_row(batch: StateBatch) -> Message:
     """As WriteShareGroupState says it, and ReadShareGroupState answers it."""
+    letter = batch.letter or NO_LETTER
     return Message(
         first_offset=batch.first_offset,
         last_offset=batch.last_offset,
@@ -369,6 +375,9 @@ def batch_row(batch: StateBatch) -> Message:
         delivery_count=batch.delivery_count,
         member=batch.member,
         until_ms=batch.until_ms,
+        letter_reason=letter[0],
+        letter_producer_id=letter[1],
+        letter_sequence=letter[2],
     )
 
 
@@ -385,6 +394,9 @@ def _read_state(answer: Message, leader_epoch: int) -> tuple[int, ShareState | N
 
 def read_batch(row: Message) -> StateBatch:
     """ValueError: there is no such state."""
+    letter = None
+    if row.letter_reason != NO_LETTER[0]:
+        letter = Letter(Reason(row.letter_reason), row.letter_producer_id, row.letter_sequence)
     return StateBatch(
         row.first_offset,
         row.last_offset,
@@ -392,6 +404,7 @@ def read_batch(row: Message) -> StateBatch:
         row.delivery_count,
         row.member,
         row.until_ms,
+        letter,
     )
 
 

@@ -10,8 +10,13 @@ range or two.
     ACQUIRED -> ACKNOWLEDGED     accept
     ACQUIRED -> AVAILABLE        release, lock expired; end of the member's session, delivery count - 1
     ACQUIRED -> ARCHIVED         reject, gap; released or expired at the limit of deliveries
+    ACQUIRED -> ARCHIVING        the same but a gap, where the group has a topic for dead letters
+    ARCHIVING -> ARCHIVED        its dead letter is written
     AVAILABLE -> ARCHIVED        there turned out to be nothing to deliver
     ACQUIRED -> ACQUIRED         renew
+
+A record whose dead letter cannot be written holds up no others: it counts for the bound of what is in flight, but what
+is done with behind it does not.
 
 Each step changes the state at once, and `take_write` gives what of it has not been taken to be kept. Nothing that was
 decided may be told before it is kept. If it cannot be, this object is dropped and made anew from what is kept: a record
@@ -35,6 +40,7 @@ from headrace.queues.messages import (
     AcknowledgeType,
     AcquiredRecords,
     DeliveryState,
+    Letter,
     Reason,
     ShareGroupConfig,
     ShareState,
@@ -44,6 +50,7 @@ from headrace.queues.messages import (
 AVAILABLE: Final = DeliveryState.AVAILABLE
 ACQUIRED: Final = DeliveryState.ACQUIRED
 ACKNOWLEDGED: Final = DeliveryState.ACKNOWLEDGED
+ARCHIVING: Final = DeliveryState.ARCHIVING
 ARCHIVED: Final = DeliveryState.ARCHIVED
 NEVER_MS: Final = 1 << 62
 ALONE_FROM_LIMIT: Final = 3
@@ -82,21 +89,35 @@ class DeliveryCounts:
     released: int = 0
     expired: int = 0
     archived: list[int] = field(default_factory=lambda: [0] * len(Reason))
-    """By reason."""
+    """By reason; with those whose dead letters are still to be written."""
+    dead_letters: int = 0
+    """Written."""
+    dead_letter_failures: int = 0
+    """Attempts to write some."""
 
 
 class _Range:
     """Offsets in one state."""
 
-    __slots__ = ("count", "first", "last", "member", "state", "until_ms")
+    __slots__ = ("count", "first", "last", "letter", "member", "state", "until_ms")
 
-    def __init__(self, first: int, last: int, state: DeliveryState, count: int, member: str, until_ms: int) -> None:
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        state: DeliveryState,
+        count: int,
+        member: str,
+        until_ms: int,
+        letter: Letter | None = None,
+    ) -> None:
         self.first = first
         self.last = last
         self.state = state
         self.count = count
         self.member = member
         self.until_ms = until_ms
+        self.letter = letter
 
     def is_like(self, other: _Range) -> bool:
         return (
@@ -104,6 +125,7 @@ class _Range:
             and self.count == other.count
             and self.until_ms == other.until_ms
             and self.member == other.member
+            and self.letter == other.letter
         )
 
     def __len__(self) -> int:
@@ -123,6 +145,8 @@ class SharePartition:
         self.start_offset = self.next_offset = state.start_offset
         self.next_expiry_ms = NEVER_MS
         """No lock expires before."""
+        self.archiving = 0
+        """Records whose dead letters are not written yet."""
         self._ranges: list[_Range] = []
         self._unkept: dict[_Range, None] = {}
         """What has changed since it was taken to be kept."""
@@ -139,9 +163,14 @@ class SharePartition:
             return
         if batch.first_offset > self.next_offset:
             self._append(batch.first_offset - 1, AVAILABLE, 0)
-        self._append(batch.last_offset, batch.state, batch.delivery_count, batch.member, batch.until_ms)
+        first, letter = max(batch.first_offset, self.next_offset), batch.letter
+        if batch.state is ARCHIVING and letter is None:
+            letter = Letter(Reason.REJECTED)  # of one that was kept by Kafka's fields alone
+        self._append(batch.last_offset, batch.state, batch.delivery_count, batch.member, batch.until_ms, letter)
         if batch.state is ACQUIRED:
             self.next_expiry_ms = min(self.next_expiry_ms, batch.until_ms)
+        elif batch.state is ARCHIVING:
+            self.archiving += batch.last_offset - first + 1
 
     # What is there.
 
@@ -159,11 +188,22 @@ class SharePartition:
     @property
     def has_room(self) -> bool:
         """Whether records may be acquired that never were."""
-        return self.next_offset - self.start_offset < self._locks_max
+        return self._room() > 0
 
-    @property
-    def _locks_max(self) -> int:
-        return min(self.config.record_locks_max, IN_FLIGHT_MAX)
+    def _room(self, *, whole: bool = False) -> int:
+        """How many offsets more may be in flight, or, of a batch that is taken whole, may be at all. Counted from the
+        first one that somebody may still get: what waits for its dead letter before that counts for itself alone, but
+        may be a range, and have another behind it."""
+        first, waiting = self.start_offset, 0
+        if self.archiving:
+            for each in self._ranges:
+                if each.state is AVAILABLE or each.state is ACQUIRED:
+                    break
+                first = each.last + 1
+                waiting += len(each) if each.state is ARCHIVING else 0
+        in_flight = self.next_offset - first
+        most = IN_FLIGHT_MAX - in_flight - (2 * waiting + 1 if waiting else 0)
+        return most if whole else min(most, self.config.record_locks_max - in_flight - waiting)
 
     def batches(self) -> Iterator[StateBatch]:
         """The whole state above the start."""
@@ -252,7 +292,7 @@ class SharePartition:
             if not self.has_room:
                 return 0
             begin = self.next_offset
-            room = (self._locks_max if record_limit else IN_FLIGHT_MAX) - (begin - self.start_offset)
+            room = self._room(whole=not record_limit)
             end = min(last, begin + (min(left, room) if record_limit else room) - 1)
             self._tell(taken, begin, end, 1)
             self._append(end, ACQUIRED, 1, member, until_ms)
@@ -328,16 +368,26 @@ class SharePartition:
         if how == AcknowledgeType.RELEASE:
             self.counts.released += records
             return self._give_back(index, first, last)
-        self._count(Reason.REJECTED if how == AcknowledgeType.REJECT else Reason.GAP, records)
+        if how == AcknowledgeType.REJECT:
+            return self._give_up(index, first, last, Reason.REJECTED)
+        self._count(Reason.GAP, records)
         return self._change(index, first, last, ARCHIVED, count)
+
+    def _give_up(self, index: int, first: int, last: int, reason: Reason) -> int:
+        """Of the range at this index, these offsets are delivered to nobody any more."""
+        count, records = self._ranges[index].count, last - first + 1
+        self._count(reason, records)
+        if not self.config.dead_letter_topic:
+            return self._change(index, first, last, ARCHIVED, count)
+        self.archiving += records
+        return self._change(index, first, last, ARCHIVING, count, letter=Letter(reason))
 
     def _give_back(self, index: int, first: int, last: int) -> int:
         """Of the range at this index, these offsets were not processed: others get them, unless that was the last
         time."""
         count = self._ranges[index].count
         if count >= self.config.delivery_count_limit:
-            self._count(Reason.DELIVERIES, last - first + 1)
-            return self._change(index, first, last, ARCHIVED, count)
+            return self._give_up(index, first, last, Reason.DELIVERIES)
         self._available_from = min(self._available_from, first)
         return self._change(index, first, last, AVAILABLE, count)
 
@@ -382,10 +432,14 @@ class SharePartition:
         for each in self._ranges:
             if each.first >= offset:
                 break
-            if each.state is AVAILABLE or each.state is ACQUIRED:
-                gone += min(each.last, offset - 1) - each.first + 1
+            lost = min(each.last, offset - 1) - each.first + 1
+            if each.state is not ACKNOWLEDGED and each.state is not ARCHIVED:
+                gone += lost
+            if each.state is ARCHIVING:
+                self.archiving -= lost
             if each.last >= offset:
                 each.first = offset
+                self._unaddress(each)
                 break
             self._unkept.pop(each, None)
             whole += 1
@@ -406,10 +460,58 @@ class SharePartition:
         index = self._at(offset)
         while index < len(self._ranges):
             each = self._ranges[index]
+            if each.letter is not None:
+                self.archiving -= each.last - max(offset, each.first) + 1
+                self._unaddress(each)
             index = self._change(index, max(offset, each.first), each.last, AVAILABLE, 0) + 1
         self._available_from = min(self._available_from, offset)
         self._join(offset, self.next_offset - 1)
         self._advance()
+
+    # Dead letters.
+
+    def letters(self) -> Iterator[StateBatch]:
+        """What waits for its dead letter. Those that are addressed alike are sent as one range."""
+        if self.archiving:
+            yield from (_batch(each) for each in self._ranges if each.state is ARCHIVING)
+
+    def address_letters(self, first: int, last: int, producer_id: int, sequence: int = 0) -> None:
+        """The letters of these offsets, which are in one range, are about to be sent under this identity; NO_PRODUCER:
+        they are not."""
+        index = self._at(first)
+        each = self._ranges[index]
+        assert each.state is ARCHIVING, "only what waits for its letter is sent"
+        assert each.letter is not None
+        letter = Letter(each.letter.reason, producer_id, sequence)
+        self._change(index, first, last, ARCHIVING, each.count, letter=letter)
+        self._join(first, last)
+
+    def _unaddress(self, each: _Range) -> None:
+        """It is not all that was sent under its identity."""
+        if each.letter is not None and each.letter.is_addressed:
+            each.letter = Letter(each.letter.reason)
+            self._unkept[each] = None
+
+    def archive(self, first: int, last: int) -> int:
+        """Of these offsets, what waits for its dead letter waits no more; answers how many records that are."""
+        first, last = max(first, self.start_offset), min(last, self.next_offset - 1)
+        archived = 0
+        if first > last or not self.archiving:
+            return archived
+        index = self._at(first)
+        while index < len(self._ranges) and self._ranges[index].first <= last:
+            each = self._ranges[index]
+            if each.state is ARCHIVING:
+                begin, end = max(first, each.first), min(last, each.last)
+                archived += end - begin + 1
+                index = self._change(index, begin, end, ARCHIVED, each.count)
+            index += 1
+        self.archiving -= archived
+        self._join(first, last)
+        self._advance()
+        return archived
+
+    # Keeping.
 
     def keep_start(self) -> None:
         """The start was only found now."""
@@ -440,9 +542,17 @@ class SharePartition:
             return 0
         return bisect_right(ranges, offset, key=_first_offset) - 1
 
-    def _append(self, last: int, state: DeliveryState, count: int, member: str = "", until_ms: int = 0) -> None:
+    def _append(
+        self,
+        last: int,
+        state: DeliveryState,
+        count: int,
+        member: str = "",
+        until_ms: int = 0,
+        letter: Letter | None = None,
+    ) -> None:
         """What begins at the next offset."""
-        added = _Range(self.next_offset, last, state, count, member, until_ms)
+        added = _Range(self.next_offset, last, state, count, member, until_ms, letter)
         ranges = self._ranges
         if ranges and ranges[-1].is_like(added):
             ranges[-1].last = last
@@ -453,7 +563,15 @@ class SharePartition:
         self.next_offset = last + 1
 
     def _change(
-        self, index: int, first: int, last: int, state: DeliveryState, count: int, member: str = "", until_ms: int = 0
+        self,
+        index: int,
+        first: int,
+        last: int,
+        state: DeliveryState,
+        count: int,
+        member: str = "",
+        until_ms: int = 0,
+        letter: Letter | None = None,
     ) -> int:
         """Put offsets of the range at this index into a state; what is left of it stays beside them. Answers the index
         of the range that they are now."""
@@ -465,12 +583,12 @@ class SharePartition:
         if each.last > last:
             self._split(index + 1, each, last + 1, each.last)
             each.last = last
-        each.state, each.count, each.member, each.until_ms = state, count, member, until_ms
+        each.state, each.count, each.member, each.until_ms, each.letter = state, count, member, until_ms, letter
         self._unkept[each] = None
         return index
 
     def _split(self, index: int, each: _Range, first: int, last: int) -> None:
-        part = _Range(first, last, each.state, each.count, each.member, each.until_ms)
+        part = _Range(first, last, each.state, each.count, each.member, each.until_ms, each.letter)
         self._ranges.insert(index, part)
         if each in self._unkept:
             self._unkept[part] = None
@@ -535,4 +653,4 @@ def _runs(batch: AcknowledgementBatch, start_offset: int) -> Iterator[Acknowledg
 
 
 def _batch(each: _Range) -> StateBatch:
-    return StateBatch(each.first, each.last, each.state, each.count, each.member, each.until_ms)
+    return StateBatch(each.first, each.last, each.state, each.count, each.member, each.until_ms, each.letter)

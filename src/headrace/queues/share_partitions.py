@@ -15,6 +15,7 @@ from headrace.errors import ErrorCode, HeadraceError, OffsetNotAvailable
 from headrace.partitions.partition import Partition
 from headrace.partitions.partitions import Partitions
 from headrace.ports.disk import Disk
+from headrace.queues.dead_letter_topics import DeadLetterTopics
 from headrace.queues.led_share_partition import PAUSE_MOST_SECONDS, TRY_AGAIN, LedSharePartition, Wait
 from headrace.queues.log_read import LogRead, read_log, readable_end
 from headrace.queues.messages import (
@@ -58,11 +59,13 @@ class SharePartitions:
         disk: Disk,
         persister: Persister,
         config_of: Callable[[str], ShareGroupConfig],
+        dead_letters: DeadLetterTopics | None = None,
         share_partitions_max: int = SHARE_PARTITIONS_MAX,
     ) -> None:
         self.clock = partitions.clock
         self.disk = disk
         self.persister = persister
+        self.dead_letters = dead_letters
         self.wall = Wall(self.clock)
         self.alarms = Alarms(self.clock)
         self._partitions = partitions
@@ -199,7 +202,7 @@ class SharePartitions:
         """The core, with the group's configuration and the log's start as they are now."""
         core = led.core
         if core is not None:
-            core.config = self._config_of(led.key.group)
+            core.config = led.config
             if core.log_start(led.partition.log.start_offset):
                 led.changed(wakes=False)
         return core
@@ -232,7 +235,7 @@ class SharePartitions:
         yield metrics.Sample(metrics.SHARE_PARTITIONS, (), len(self._led))
         for group, of_group in self._of_group.items():
             cores = [led.core for led in of_group.values() if led.core is not None]
-            for state in (DeliveryState.AVAILABLE, DeliveryState.ACQUIRED):
+            for state in (DeliveryState.AVAILABLE, DeliveryState.ACQUIRED, DeliveryState.ARCHIVING):
                 held = sum([core.in_state(state) for core in cores])
                 yield metrics.Sample(metrics.SHARE_RECORDS_HELD, (group, state.name.lower()), held)
         for group, counts in self._counts.items():
@@ -244,6 +247,8 @@ class SharePartitions:
             for reason in Reason:
                 labels = group, reason.name.lower()
                 yield metrics.Sample(metrics.SHARE_ARCHIVED, labels, counts.archived[reason])
+            yield metrics.Sample(metrics.SHARE_DEAD_LETTERS, (group,), counts.dead_letters)
+            yield metrics.Sample(metrics.SHARE_DEAD_LETTER_FAILURES, (group,), counts.dead_letter_failures)
 
 
 class _Acquisition:

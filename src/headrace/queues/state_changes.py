@@ -124,6 +124,7 @@ def _is_possible(batch: StateBatch) -> bool:
         and batch.until_ms >= 0
         and len(batch.member.encode()) <= MEMBER_BYTES_MAX
         and (batch.state is DeliveryState.ACQUIRED or not (batch.member or batch.until_ms))
+        and (batch.letter is None or (batch.state is DeliveryState.ARCHIVING and batch.letter.sequence >= 0))
     )
 
 
@@ -185,11 +186,11 @@ def _put(batches: list[StateBatch], batch: StateBatch) -> None:
 def _part(batch: StateBatch, first_offset: int, last_offset: int) -> StateBatch:
     """The same of other offsets; for loads of many, much quicker than `replace`."""
     return StateBatch(
-        first_offset, last_offset, batch.state, batch.delivery_count, batch.member, batch.until_ms
+        first_offset, last_offset, batch.state, batch.delivery_count, batch.member, batch.until_ms, batch.letter
     )  # fmt: skip
 
 
 def _is_alike(one: StateBatch, other: StateBatch) -> bool:
-    return (one.state, one.delivery_count, one.member, one.until_ms) == (
-        other.state, other.delivery_count, other.member, other.until_ms,
+    return (one.state, one.delivery_count, one.member, one.until_ms, one.letter) == (
+        other.state, other.delivery_count, other.member, other.until_ms, other.letter,
     )  # fmt: skip

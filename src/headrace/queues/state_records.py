@@ -9,7 +9,8 @@ The formats are Kafka's own, with fields of ours behind tags and one behind a ke
                 of creation int64, of writing int64, batches; tags
     update      number int32 of the snapshot that it follows, leader epoch int32, start offset int64, batches; tags
     batches     count and one more as a varint, each: first offset int64, last offset int64, state int8, delivery count
-                int16, tags: 10000 until int64 and member, a compact string, of what is acquired
+                int16, tags: 10000 until int64 and member, a compact string, of what is acquired; 10001 reason int8,
+                producer id int64, sequence int32, of what waits for its dead letter
     tags        0 how many offsets from the start on are done with, int32, which we do not read back; ours: 10000 load
                 id int64, 10001 leader epoch of the last write int32
 
@@ -34,7 +35,15 @@ from typing import Final
 from headrace.cluster.names import SHARE_STATE_TOPIC
 from headrace.coordinators.record_fields import Reader, compact_string, string, uvarint
 from headrace.errors import CorruptBatch
-from headrace.queues.messages import NO_OFFSET, DeliveryState, SharePartitionKey, ShareState, StateBatch
+from headrace.queues.messages import (
+    NO_OFFSET,
+    DeliveryState,
+    Letter,
+    Reason,
+    SharePartitionKey,
+    ShareState,
+    StateBatch,
+)
 
 SLOTS_MAX: Final = 100
 SNAPSHOT_SLOT: Final = 0
@@ -43,7 +52,7 @@ NO_LOAD: Final = -1
 NO_EPOCH: Final = -1
 """Nobody says in which."""
 TOPIC_ID_BYTES: Final = 16
-DONE: Final = frozenset({DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVED})
+DONE: Final = frozenset({DeliveryState.ACKNOWLEDGED, DeliveryState.ARCHIVING, DeliveryState.ARCHIVED})
 """States of records that are delivered to nobody any more."""
 
 _SNAPSHOT_KEY: Final = 0
@@ -60,10 +69,14 @@ _PLACE: Final = struct.Struct(f">{TOPIC_ID_BYTES}si")
 _SNAPSHOT: Final = struct.Struct(">hiiiqqq")
 _UPDATE: Final = struct.Struct(">hiiq")
 _BATCH: Final = struct.Struct(">qqbh")
+_LETTER: Final = struct.Struct(">bqi")
+_LETTER_TAG: Final = 10_001
 _STATES: Final = {int(state): state for state in DeliveryState}
+_REASONS: Final = {int(reason): reason for reason in Reason}
 _VERSION_BYTES: Final = _INT16.pack(_VERSION)
 _NO_TAGS: Final = b"\0"
 _ONE_OWN_TAG: Final = b"\1" + uvarint(_OWN_TAG)
+_ONE_LETTER_TAG: Final = b"\1" + uvarint(_LETTER_TAG) + uvarint(_LETTER.size)
 _COMPLETE_HEAD: Final = uvarint(_COMPLETE_TAG) + uvarint(_INT32.size)
 _LOAD_HEAD: Final = uvarint(_OWN_TAG) + uvarint(_INT64.size)
 _WRITTEN_TAG: Final = 10_001
@@ -174,6 +187,8 @@ def _encode_batches(batches: Iterable[StateBatch]) -> bytes:
         if batch.member or batch.until_ms:
             owner = _INT64.pack(batch.until_ms) + compact_string(batch.member)
             parts.append(_ONE_OWN_TAG + uvarint(len(owner)) + owner)
+        elif batch.letter is not None:
+            parts.append(_ONE_LETTER_TAG + _LETTER.pack(*batch.letter))
         else:
             parts.append(_NO_TAGS)
     parts[0] = uvarint(len(parts) // 2 + 1)
@@ -212,12 +227,24 @@ def _decode_batch(reader: Reader) -> StateBatch:
     state = _STATES.get(number)
     if state is None:
         raise CorruptBatch(f"{SHARE_STATE_TOPIC}: state {number} is not known")
-    owner = reader.tagged().get(_OWN_TAG)
+    tagged = reader.tagged()
+    owner = tagged.get(_OWN_TAG)
     if owner is None:
-        return StateBatch(first_offset, last_offset, state, delivery_count)
+        letter = _decode_letter(tagged.get(_LETTER_TAG))
+        return StateBatch(first_offset, last_offset, state, delivery_count, letter=letter)
     fields = Reader(owner)
     until_ms = fields.int64()
     return StateBatch(first_offset, last_offset, state, delivery_count, fields.compact_string(), until_ms)
+
+
+def _decode_letter(field: bytes | None) -> Letter | None:
+    if field is None:
+        return None
+    number, producer_id, sequence = _LETTER.unpack(Reader(field).take(_LETTER.size))
+    reason = _REASONS.get(number)
+    if reason is None:
+        raise CorruptBatch(f"{SHARE_STATE_TOPIC}: reason {number} of a dead letter is not known")
+    return Letter(reason, producer_id, sequence)
 
 
 def _read_tags(reader: Reader) -> tuple[int, int]:

@@ -576,6 +576,18 @@ BROKER_SETTINGS: Final[tuple[Setting, ...]] = (
         1,
         10_000,
     ),
+    Setting(
+        "errors.deadletterqueue.auto.create.topics.enable",
+        "bool",
+        False,
+        "share groups: a topic for dead letters that is not there is created when one is to be written",
+    ),
+    Setting(
+        "errors.deadletterqueue.topic.name.prefix",
+        "str",
+        "dlq.",
+        "share groups: what names of topics for dead letters begin with; empty: any",
+    ),
     Setting("groups.max", "int", 100_000, "most groups that one broker keeps", "groups", 1),
     Setting("http.body.max.bytes", "int", 16 << 20, "largest HTTP request body", "bytes", 1024),
     Setting("background.threads", "int", 10, _ONE_LOOP, "threads", 1),

@@ -135,6 +135,7 @@ LEVELS: Final[dict[str, dict[str, str]]] = {
 
 _THROTTLED: Final = r"\*|\d+:\d+"
 _OFFSET_RESET: Final = r"(?i:latest|earliest|by_duration:P(?=\d|T\d)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d{1,9})?S)?)?)"
+_DEAD_LETTER_TOPIC: Final = r"(?!__)[a-zA-Z0-9._-]{0,249}"
 
 TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
@@ -331,6 +332,12 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
         pattern=_THROTTLED,
     ),
     Setting(
+        "errors.deadletterqueue.group.enable",
+        "bool",
+        False,
+        "whether share groups may write their dead letters to the topic",
+    ),
+    Setting(
         "remote.storage.enable",
         "bool",
         False,
@@ -429,6 +436,20 @@ GROUP_SETTINGS: Final[tuple[Setting, ...]] = (
         "read_uncommitted",
         "share groups: whether records of transactions that are open or were aborted are delivered",
         choices=("read_uncommitted", "read_committed"),
+    ),
+    Setting(
+        "errors.deadletterqueue.topic.name",
+        "str",
+        "",
+        "share groups: topic for dead letters: records that are rejected, or were delivered too often; none if empty",
+        "a topic's name, not of the brokers' own",
+        pattern=_DEAD_LETTER_TOPIC,
+    ),
+    Setting(
+        "errors.deadletterqueue.copy.record.enable",
+        "bool",
+        False,
+        "share groups: dead letters have key, value and headers of their records, not only where those are and why",
     ),
 )
 """Of a group, kept by its name whether it is there or not."""

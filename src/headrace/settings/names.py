@@ -39,11 +39,12 @@ Number = Literal[
 ]  # fmt: skip
 Fraction = Literal["commitlog.rewrite.share"]
 Flag = Literal[
-    "auto.create.topics.enable", "log.follower.reads", "sync.helper", "transaction.two.phase.commit.enable",
+    "auto.create.topics.enable", "errors.deadletterqueue.auto.create.topics.enable", "log.follower.reads",
+    "sync.helper", "transaction.two.phase.commit.enable",
 ]  # fmt: skip
 Text = Literal[
     "archive.group", "cluster.id", "coordination", "data", "etcd.tls.ca", "etcd.tls.cert", "etcd.tls.key",
-    "etcd.user", "group.consumer.migration.policy",
+    "errors.deadletterqueue.topic.name.prefix", "etcd.user", "group.consumer.migration.policy",
     "http.listen", "log.format", "log.layout", "log.level", "log.placement", "rack",
     "registry.http.listen", "replication.advertise", "replication.listen", "replication.tls.ca", "tls.certificate",
     "tls.client.ca", "tls.key",

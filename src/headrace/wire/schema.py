@@ -122,10 +122,14 @@ class Struct:
 
 OWN_TAG: Final = 10_000
 """The first tag of ours."""
-# Who has acquired these records and until when, by the wall clock: Kafka does not keep it.
+# Who has acquired these records and until when, by the wall clock; of those that wait for their dead letters why, and
+# under which identity they are sent: Kafka keeps neither.
 _OWNER: Final = (
     Field("member", "string", None, False, False, OWN_TAG, "", True),
     Field("until_ms", "int64", None, False, False, OWN_TAG + 1, 0, True),
+    Field("letter_reason", "int8", None, False, False, OWN_TAG + 2, -1, True),
+    Field("letter_producer_id", "int64", None, False, False, OWN_TAG + 3, -1, True),
+    Field("letter_sequence", "int32", None, False, False, OWN_TAG + 4, 0, True),
 )
 # The load of a share partition at the leader of its data, of which only the last may write; -1: nobody counts them.
 _LOAD: Final = (Field("load_id", "int64", None, False, False, OWN_TAG, -1, True),)
