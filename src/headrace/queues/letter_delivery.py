@@ -304,7 +304,8 @@ class _Attempt:
     def _read_some(self, *, warm: bool) -> bool:
         """False: it goes on when what it needs is in the page cache."""
         owner, first, last = self._owner, self._next_offset, self._batch.last_offset
-        found = read_log(owner.source.partition, owner.disk, first, READ_BYTES, Isolation.UNCOMMITTED, warm=warm)
+        partition, wanted = owner.source.partition, last - first + 1
+        found = read_log(partition, owner.disk, first, READ_BYTES, Isolation.UNCOMMITTED, first, wanted, warm=warm)
         if not isinstance(found, LogRead):
             if are_warm(owner.disk, found, self._warmed):
                 owner.clock.call_soon(self._warmed)
