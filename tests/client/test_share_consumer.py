@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -327,10 +328,11 @@ def test_offsets_that_compaction_took_are_not_waited_for(brokers: Brokers) -> No
     broker = brokers.start(settings={**QUICK, "log.layout": PARTITIONED})
     bootstrap = broker.bootstrap
     topic = new_topic(bootstrap, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.01")
-    group = share_group(bootstrap)
-    with Producer(bootstrap) as producer:
+    group = share_group(bootstrap, share_record_lock_duration_ms=60_000)
+    with Producer(bootstrap, interval_ms=200) as producer:  # one batch, in which compaction leaves holes
         for value in range(5):
-            producer.send(topic, b"%d" % value, key=b"same")
+            producer.send_async(topic, b"%d" % value, key=b"%d" % (value % 2))
+        producer.flush()
         producer.send(topic, b"last", key=b"other")
 
     def is_compacted() -> bool:
@@ -343,8 +345,12 @@ def test_offsets_that_compaction_took_are_not_waited_for(brokers: Brokers) -> No
         while not seen or seen[-1].value != b"last":
             seen += consumer.poll(DEADLINE_MS)
             consumer.acknowledge(seen, "renew")
+        assert values(seen) == [b"3", b"4", b"last"]
         consumer.acknowledge(seen)
         assert codes(consumer.commit()) == {ErrorCode.NONE}
+        with urllib.request.urlopen(f"{broker.http}/metrics") as answer:
+            told = answer.read().decode()
+        assert f'headrace_share_records_held{{group="{group}",state="acquired"}} 0' in told, "no lock is left"
     broker.discard()
 
 
