@@ -75,7 +75,8 @@ class Cluster:
             self.faults.sight = self.load.transactions.sight()
         if self.load.shares is not None:
             self.faults.share_sight = self.load.shares.sight()
-            self.load.shares.judge.is_calm = lambda: not self.faults.list
+            leads_move = scenario.moves or scenario.administered
+            self.load.shares.judge.is_calm = lambda: not leads_move and not self.faults.list
         self._retention = RetentionRule(scenario.retention, self.history)
         plans = {LEDGER: scenario.transactions, JOBS: scenario.shares}
         self._retentions = {

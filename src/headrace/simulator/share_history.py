@@ -12,8 +12,9 @@ answered, or with an error, may have been taken or not.
 
 Delivery counts begin with 1, rise by one with each delivery and never fall: what the end of a session gives back counts
 as never delivered, so the next delivery may have the same count. A delivery may be kept and not told, when its broker
-dies or cannot know that it is kept: then the next count is higher, by one for each lock that has passed since. No count
-is above the limit. Who holds a record, and asks within the lock, is not told that it does not.
+dies or cannot know that it is kept: then the next count is higher, by one for each lock that has passed since, or for
+each release that was sent again. No count is above the limit. Who holds a record, and asks within the lock, is not told
+that it does not.
 
 Before the first fault all of this is exact: nothing is kept and not told, and what a closed session gives back has the
 same count again.
@@ -68,6 +69,8 @@ class Delivery:
     by: str
     given_back: bool = False
     """Whether its member has asked to release it."""
+    releases: int = 0
+    """How often: each time after the first may give back a delivery that was kept and not told."""
     unanswered: int = 0
     """Acknowledgements of it that were sent, and may have been taken or not."""
 
@@ -96,7 +99,7 @@ class Claim:
 
 class ShareHistory:
     """`stopped` tells whether a broker's life was asked to end in order; `clocks_differ` whether any was set; `is_calm`
-    that no fault has come yet."""
+    that no fault has come yet, and no lead is moved."""
 
     def __init__(
         self,
@@ -188,7 +191,8 @@ class ShareHistory:
         if not self._clocks_differ():
             closed_in_time = before.member.closed_at < before.locked_until
             is_undone = closed_in_time and not (before.given_back or before.unanswered) and self.is_calm()
-            self._bound(what, before.count - is_undone, count, before.asked_at, now)
+            unlocked = max(0, before.releases - 1)
+            self._bound(what, before.count - is_undone + unlocked, count, before.asked_at, now)
 
     def _bound(self, what: str, before: int, count: int, since: float, now: float) -> None:
         unseen = self._unseen(since, now)
@@ -220,6 +224,7 @@ class ShareHistory:
                 record.may_be_final = True
             elif type == AcknowledgeType.RELEASE:
                 own.given_back = True
+                own.releases += 1
         return claim
 
     def told(self, claim: Claim, code: int, by: str) -> None:
