@@ -27,6 +27,7 @@ COMMANDS = {
     "export": "Copy a topic to a file: JSON lines or Parquet.",
     "import": "Copy a file to a topic.",
     "group": "List, describe, reset and delete consumer groups.",
+    "queue": "Show, reset and purge share groups; redrive dead letters.",
     "transaction": "List, describe and end transactions; find those that hang.",
     "context": "Name clusters, and choose which one commands talk to.",
     "config": "Show and change settings of topics, brokers and the cluster.",
@@ -58,8 +59,8 @@ def root() -> None:
     echo hello | headrace produce greetings   send a record
     headrace consume greetings                read it back
 
-    The broker that other commands talk to is --bootstrap, HEADRACE_BOOTSTRAP, that
-    of `headrace context`, or 127.0.0.1:9092. Every listing command takes --json.
+    Other commands find the broker by --bootstrap, HEADRACE_BOOTSTRAP, `headrace
+    context`, or at 127.0.0.1:9092. Every listing command takes --json.
     """
 
 

@@ -23,6 +23,7 @@ from headrace.client import DEFAULT_BOOTSTRAP
 from headrace.client.connection.broker_connection import LATEST_VERSION, Body, BrokerConnection
 from headrace.client.connection.connections import (
     GROUP_KEY_TYPE,
+    SHARE_KEY_TYPE,
     TRANSACTION_KEY_TYPE,
     ConnectionPool,
     CoordinatorKey,
@@ -224,6 +225,10 @@ class Cluster:
     def transaction_coordinator(self, transactional_id: str) -> BrokerConnection:
         """The broker that looks after the transactions of an id."""
         return self._coordinator(CoordinatorKey(TRANSACTION_KEY_TYPE, transactional_id))
+
+    def share_coordinator(self, key: str) -> BrokerConnection:
+        """The broker that keeps what a share group has done with a partition (`queues.state_records`)."""
+        return self._coordinator(CoordinatorKey(SHARE_KEY_TYPE, key))
 
     def _coordinator(self, key: CoordinatorKey) -> BrokerConnection:
         if key not in self._coordinators:

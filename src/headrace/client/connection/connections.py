@@ -351,6 +351,8 @@ class _AnyBrokerRequest:
 
 GROUP_KEY_TYPE: Final = 0
 TRANSACTION_KEY_TYPE: Final = 1
+SHARE_KEY_TYPE: Final = 2
+_KINDS: Final = {GROUP_KEY_TYPE: "group", TRANSACTION_KEY_TYPE: "transactional id", SHARE_KEY_TYPE: "share partition"}
 
 COORDINATOR_MOVED: Final = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
@@ -358,13 +360,13 @@ OnFound = Callable[[Address | HeadraceError], None]
 
 
 class CoordinatorKey(NamedTuple):
-    """What has a coordinator: a group, or a transactional id."""
+    """What has a coordinator: a group, a transactional id, or a share partition."""
 
     key_type: int
     name: str
 
     def __str__(self) -> str:
-        return f"{'transactional id' if self.key_type == TRANSACTION_KEY_TYPE else 'group'} {self.name!r}"
+        return f"{_KINDS[self.key_type]} {self.name!r}"
 
 
 class Coordinators:
