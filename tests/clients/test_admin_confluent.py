@@ -221,6 +221,7 @@ def test_settings_of_a_group_are_kept_by_its_name(admin: AdminClient) -> None:
         "share.heartbeat.interval.ms": "5000",
         "share.isolation.level": "read_uncommitted",
         "share.record.lock.duration.ms": "30000",
+        "share.retry.backoff.ms": "",
         "share.session.timeout.ms": "45000",
     }
     found = altered(admin, kind, group, consumer_session_timeout_ms=(remove, ""))

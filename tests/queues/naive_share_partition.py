@@ -51,15 +51,16 @@ class NaiveSharePartition:
         return next((at for at in range(self.start, self.next) if self.is_available(at)), self.next)
 
     def is_available(self, offset: int) -> bool:
-        return self.at(offset).state == DeliveryState.AVAILABLE
+        return self.at(offset).state == DeliveryState.AVAILABLE and not self.at(offset).until_ms
+
+    def is_live(self, offset: int) -> bool:
+        """Somebody has it, or may have it now."""
+        return self.is_available(offset) or self.at(offset).state == DeliveryState.ACQUIRED
 
     def room(self) -> int:
-        """What waits for its dead letter at the start counts for itself alone."""
-        live = (DeliveryState.AVAILABLE, DeliveryState.ACQUIRED)
-        first = next((at for at in range(self.start, self.next) if self.at(at).state in live), self.next)
-        waiting = [at for at in range(self.start, first) if self.at(at).state == DeliveryState.ARCHIVING]
-        if not self.letters():
-            first = self.start
+        """What waits before the first that is live counts for itself alone."""
+        first = next((at for at in range(self.start, self.next) if self.is_live(at)), self.next)
+        waiting = [at for at in range(self.start, first) if self.at(at).state not in FINAL]
         return self.config.record_locks_max - (self.next - first) - len(waiting)
 
     def acquire(
@@ -127,12 +128,12 @@ class NaiveSharePartition:
 
     def _archive_gap(self, offsets: range) -> None:
         for offset in offsets:
-            if self.is_available(offset):
+            if self.at(offset).state == DeliveryState.AVAILABLE:
                 self.archived[Reason.GAP] += 1
                 self.offsets[offset] = Offset(DeliveryState.ARCHIVED, self.at(offset).count)
                 self.next = max(self.next, offset + 1)
 
-    def acknowledge(self, member: str, batches: Sequence[AcknowledgementBatch], until_ms: int) -> int:
+    def acknowledge(self, member: str, batches: Sequence[AcknowledgementBatch], until_ms: int, now_ms: int = 0) -> int:
         said: dict[int, int] = {}
         for first, last, types in batches:
             for offset in range(first, last + 1):
@@ -146,18 +147,18 @@ class NaiveSharePartition:
                 return ErrorCode.INVALID_RECORD_STATE
         for offset, how in said.items():
             if offset >= self.start:
-                self._acknowledge(offset, how, until_ms)
+                self._acknowledge(offset, how, until_ms, now_ms)
         self._advance()
         return ErrorCode.NONE
 
-    def _acknowledge(self, offset: int, how: int, until_ms: int) -> None:
+    def _acknowledge(self, offset: int, how: int, until_ms: int, now_ms: int) -> None:
         now = self.at(offset)
         if how == AcknowledgeType.ACCEPT:
             self.offsets[offset] = Offset(DeliveryState.ACKNOWLEDGED, now.count)
         elif how == AcknowledgeType.RENEW:
             self.offsets[offset] = replace(now, until_ms=until_ms)
         elif how == AcknowledgeType.RELEASE:
-            self._give_back(offset)
+            self._give_back(offset, now_ms)
         elif how == AcknowledgeType.REJECT:
             self._give_up(offset, Reason.REJECTED)
         else:
@@ -188,18 +189,21 @@ class NaiveSharePartition:
         self._advance()
         return len(waiting)
 
-    def _give_back(self, offset: int) -> None:
+    def _give_back(self, offset: int, now_ms: int) -> None:
         count = self.at(offset).count
         if count >= self.config.delivery_count_limit:
             self._give_up(offset, Reason.DELIVERIES)
         else:
-            self.offsets[offset] = Offset(DeliveryState.AVAILABLE, count)
+            wait_ms = self.config.backoff_ms(count)
+            self.offsets[offset] = Offset(DeliveryState.AVAILABLE, count, until_ms=now_ms + wait_ms if wait_ms else 0)
 
     def expire(self, now_ms: int) -> int:
-        acquired = [at for at, each in self.offsets.items() if each.state == DeliveryState.ACQUIRED]
-        expired = [at for at in acquired if self.offsets[at].until_ms <= now_ms]
+        expired = [at for at, each in self.offsets.items() if each.until_ms and each.until_ms <= now_ms]
         for offset in expired:
-            self._give_back(offset)
+            if self.offsets[offset].state == DeliveryState.ACQUIRED:
+                self._give_back(offset, now_ms)
+            else:
+                self.offsets[offset] = replace(self.offsets[offset], until_ms=0)
         self._advance()
         return len(expired)
 

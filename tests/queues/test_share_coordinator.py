@@ -223,7 +223,7 @@ def test_keys_that_cannot_be_are_refused(scene: Scene, key: SharePartitionKey) -
         StateBatch(5, 4, AVAILABLE, 1),
         StateBatch(5, 5, AVAILABLE, -1),
         StateBatch(5, 5, AVAILABLE, 1, "m1"),
-        StateBatch(5, 5, AVAILABLE, 1, "", 1),
+        StateBatch(5, 5, ARCHIVED, 1, "", 1),
         StateBatch(5, 5, ACQUIRED, 1, "m1", -1),
         StateBatch(5, 5, ACQUIRED, 1, "m" * (MEMBER_BYTES_MAX + 1), 1),
     ],

@@ -262,6 +262,7 @@ class History:
             delivery_count_limit=draw.draw(st.integers(1, 4)),
             record_locks_max=draw.draw(st.integers(3, 40)),
             dead_letter_topic=draw.draw(st.sampled_from(("", "dlq.orders"))),
+            retry_backoff_ms=draw.draw(st.sampled_from(((), (4,), (3, 8)))),
         )
         self.sequence = 0
         self.real = SharePartition(ShareState(2, 7, 0), self.config)
@@ -321,8 +322,8 @@ class History:
             batches.append(AcknowledgementBatch(first, last, each))
             following = last + 1
         until_ms = self.now_ms + 7
-        code = self.real.acknowledge(member, batches, until_ms)
-        expected = self.naive.acknowledge(member, batches, until_ms)
+        code = self.real.acknowledge(member, batches, until_ms, self.now_ms)
+        expected = self.naive.acknowledge(member, batches, until_ms, self.now_ms)
         assert (code == ErrorCode.NONE) == (expected == ErrorCode.NONE)
 
     def tick(self) -> None:

@@ -148,7 +148,8 @@ def _share_group(cluster: Cluster, name: str) -> groups.GroupDescription:
 def peek(cluster: Cluster, name: str, limit: int, topics: tuple[str, ...], format_name: str, as_json: bool) -> None:
     """Print the records that members of share group NAME would get next, of each partition in its order.
 
-    Nothing is acquired: members get them all the same.
+    Nothing is acquired: members get them all the same. What was given back and waits for its
+    time (share.retry.backoff.ms) is not among them.
     """
     try:
         format_record = make_format("json" if as_json else format_name)
@@ -158,7 +159,7 @@ def peek(cluster: Cluster, name: str, limit: int, topics: tuple[str, ...], forma
     found = (
         each
         for progress in share_groups.share_progress(cluster, name, topics)
-        for each in share_groups.next_records(cluster, progress)
+        for each in share_groups.next_records(cluster, progress, round(time.time() * 1000))
     )
     for each in islice(found, limit):
         sys.stdout.buffer.write(format_record(each.topic, each.partition, each.record))

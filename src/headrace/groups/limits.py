@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.queues.messages import ShareGroupConfig
+from headrace.queues.retry_backoff import backoff_table
 from headrace.records.isolation import Isolation
 from headrace.settings.values import BrokerSettings
 
@@ -81,6 +82,7 @@ class ShareLimits(ModernLimits):
             self.record_locks_max,
             own.get("errors.deadletterqueue.topic.name", ""),
             own.get("errors.deadletterqueue.copy.record.enable", "").lower() == "true",
+            backoff_table(own.get("share.retry.backoff.ms", "")),
         )
 
 

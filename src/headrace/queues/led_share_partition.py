@@ -8,7 +8,8 @@ time. So a record may be delivered again although it was delivered when its lock
 it or has ended its session, or its acknowledgement was answered with an error; and in no other case.
 
 Locks end by the wall clock of the leader as it was at its start, and go on from there: nobody's setting of the clock
-makes them longer or shorter. The next leader ends them by its own clock, at most `lock_max_ms` later.
+makes them longer or shorter. The next leader ends them by its own clock, at most `lock_max_ms` later. The same holds
+for waits of records that were given back (share.retry.backoff.ms), which last at most as long as the longest of them.
 
 Records that the group has given up wait here for their dead letters to be written (`letter_delivery`). The next leader
 goes on with that when it loads the share partition: when a member of the group first fetches there.
@@ -212,7 +213,7 @@ class LedSharePartition:
         kept_start = state.start_offset
         if kept_start == NO_OFFSET:
             kept_start = initial_offset(partition, config.auto_offset_reset, now_ms)
-        latest_ms = now_ms + max(config.lock_ms, config.lock_max_ms)
+        latest_ms = now_ms + max(config.lock_ms, config.lock_max_ms, *config.retry_backoff_ms)
         batches = [
             replace(batch, until_ms=latest_ms) if batch.until_ms > latest_ms else batch for batch in state.batches
         ]

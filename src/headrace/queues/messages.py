@@ -87,7 +87,8 @@ class StateBatch:
     delivery_count: int
     member: str = ""
     until_ms: int = 0
-    """Who has acquired it, and until when by the wall clock: only of ACQUIRED."""
+    """Who has acquired it, and until when by the wall clock; without a member, of what is AVAILABLE: nobody acquires it
+    before."""
     letter: Letter | None = None
     """Only of ARCHIVING."""
 
@@ -168,6 +169,13 @@ class ShareGroupConfig:
     """errors.deadletterqueue.topic.name: where records go that are rejected, or were delivered too often."""
     copies_dead_letters: bool = False
     """errors.deadletterqueue.copy.record.enable: with their keys, values and headers."""
+    retry_backoff_ms: tuple[int, ...] = ()
+    """share.retry.backoff.ms: how long a record that was given back waits, by how often it was delivered."""
+
+    def backoff_ms(self, delivery_count: int) -> int:
+        """After so many deliveries; the last of the table for all that come later."""
+        table = self.retry_backoff_ms
+        return table[min(max(delivery_count, 1), len(table)) - 1] if table else 0
 
 
 class AcquiredRecords(NamedTuple):

@@ -15,8 +15,9 @@ range or two.
     AVAILABLE -> ARCHIVED        there turned out to be nothing to deliver
     ACQUIRED -> ACQUIRED         renew
 
-A record whose dead letter cannot be written holds up no others: it counts for the bound of what is in flight, but what
-is done with behind it does not.
+What is released, or whose lock has expired, is AVAILABLE only after a while, if the group has a table of such waits.
+A record that waits so, or for its dead letter, holds up no others: it counts for the bound of what is in flight, but
+what is done with behind it does not.
 
 Each step changes the state at once, and `take_write` gives what of it has not been taken to be kept. Nothing that was
 decided may be told before it is kept. If it cannot be, this object is dropped and made anew from what is kept: a record
@@ -144,7 +145,7 @@ class SharePartition:
         self.leader_epoch = state.leader_epoch
         self.start_offset = self.next_offset = state.start_offset
         self.next_expiry_ms = NEVER_MS
-        """No lock expires before."""
+        """No lock expires, and no wait ends, before."""
         self.archiving = 0
         """Records whose dead letters are not written yet."""
         self._ranges: list[_Range] = []
@@ -167,9 +168,9 @@ class SharePartition:
         if batch.state is ARCHIVING and letter is None:
             letter = Letter(Reason.REJECTED)  # of one that was kept by Kafka's fields alone
         self._append(batch.last_offset, batch.state, batch.delivery_count, batch.member, batch.until_ms, letter)
-        if batch.state is ACQUIRED:
+        if batch.until_ms or batch.state is ACQUIRED:
             self.next_expiry_ms = min(self.next_expiry_ms, batch.until_ms)
-        elif batch.state is ARCHIVING:
+        if batch.state is ARCHIVING:
             self.archiving += batch.last_offset - first + 1
 
     # What is there.
@@ -179,7 +180,7 @@ class SharePartition:
         if self._ranges and self._available_from < self.next_offset:
             for index in range(self._at(max(self._available_from, self.start_offset)), len(self._ranges)):
                 each = self._ranges[index]
-                if each.state is AVAILABLE:
+                if each.state is AVAILABLE and not each.until_ms:
                     self._available_from = max(self._available_from, each.first)
                     return self._available_from
             self._available_from = self.next_offset
@@ -192,15 +193,14 @@ class SharePartition:
 
     def _room(self, *, whole: bool = False) -> int:
         """How many offsets more may be in flight, or, of a batch that is taken whole, may be at all. Counted from the
-        first one that somebody may still get: what waits for its dead letter before that counts for itself alone, but
-        may be a range, and have another behind it."""
+        first one that somebody has or may have now: what waits before that, for its time or its dead letter, counts for
+        itself alone, but may be a range, and have another behind it."""
         first, waiting = self.start_offset, 0
-        if self.archiving:
-            for each in self._ranges:
-                if each.state is AVAILABLE or each.state is ACQUIRED:
-                    break
-                first = each.last + 1
-                waiting += len(each) if each.state is ARCHIVING else 0
+        for each in self._ranges:
+            if each.state is ACQUIRED or (each.state is AVAILABLE and not each.until_ms):
+                break
+            first = each.last + 1
+            waiting += len(each) if each.state is ARCHIVING or each.state is AVAILABLE else 0
         in_flight = self.next_offset - first
         most = IN_FLIGHT_MAX - in_flight - (2 * waiting + 1 if waiting else 0)
         return most if whole else min(most, self.config.record_locks_max - in_flight - waiting)
@@ -274,7 +274,7 @@ class SharePartition:
         index = self._at(first) if first < self.next_offset else len(self._ranges)
         while index < len(self._ranges) and self._ranges[index].first <= last:
             each = self._ranges[index]
-            if each.state is AVAILABLE:
+            if each.state is AVAILABLE and not each.until_ms:
                 begin, end = max(first, each.first), min(last, each.last)
                 alone = each.count == limit - 1 and limit >= ALONE_FROM_LIMIT
                 if alone and taken:
@@ -322,7 +322,7 @@ class SharePartition:
             self._count(Reason.GAP, last - self.next_offset + 1)
             self._append(last, ARCHIVED, 0)
 
-    def acknowledge(self, member: str, batches: Sequence[AcknowledgementBatch], until_ms: int) -> int:
+    def acknowledge(self, member: str, batches: Sequence[AcknowledgementBatch], until_ms: int, now_ms: int = 0) -> int:
         """Take all that a member says, or nothing and a code: INVALID_RECORD_STATE if it has not acquired a record,
         INVALID_REQUEST for what can never be. What lies below the start is passed over, as Kafka does: it is final.
         `until_ms`: what is renewed is locked until then."""
@@ -337,7 +337,7 @@ class SharePartition:
         for run in runs:
             index = self._at(run.first)
             while index < len(self._ranges) and self._ranges[index].first <= run.last:
-                index = self._acknowledge(index, run, until_ms) + 1
+                index = self._acknowledge(index, run, until_ms, now_ms) + 1
             self._join(run.first, run.last)
         if runs:
             self._advance()
@@ -354,7 +354,7 @@ class SharePartition:
                 return ErrorCode.INVALID_RECORD_STATE
         return ErrorCode.NONE
 
-    def _acknowledge(self, index: int, run: AcknowledgedRun, until_ms: int) -> int:
+    def _acknowledge(self, index: int, run: AcknowledgedRun, until_ms: int, now_ms: int) -> int:
         """Of the range at this index, what is in the run."""
         each = self._ranges[index]
         first, last, count, how = max(run.first, each.first), min(run.last, each.last), each.count, run.type
@@ -367,7 +367,7 @@ class SharePartition:
             return self._change(index, first, last, ACQUIRED, count, each.member, until_ms)
         if how == AcknowledgeType.RELEASE:
             self.counts.released += records
-            return self._give_back(index, first, last)
+            return self._give_back(index, first, last, now_ms)
         if how == AcknowledgeType.REJECT:
             return self._give_up(index, first, last, Reason.REJECTED)
         self._count(Reason.GAP, records)
@@ -382,32 +382,40 @@ class SharePartition:
         self.archiving += records
         return self._change(index, first, last, ARCHIVING, count, letter=Letter(reason))
 
-    def _give_back(self, index: int, first: int, last: int) -> int:
+    def _give_back(self, index: int, first: int, last: int, now_ms: int) -> int:
         """Of the range at this index, these offsets were not processed: others get them, unless that was the last
-        time."""
+        time, and perhaps only later."""
         count = self._ranges[index].count
         if count >= self.config.delivery_count_limit:
             return self._give_up(index, first, last, Reason.DELIVERIES)
+        wait_ms = self.config.backoff_ms(count)
+        if wait_ms:
+            self.next_expiry_ms = min(self.next_expiry_ms, now_ms + wait_ms)
+            return self._change(index, first, last, AVAILABLE, count, until_ms=now_ms + wait_ms)
         self._available_from = min(self._available_from, first)
         return self._change(index, first, last, AVAILABLE, count)
 
     def expire(self, now_ms: int) -> int:
-        """Take back what is locked no longer; answers how many records."""
-        expired, following_ms = 0, NEVER_MS
+        """Take back what is locked no longer, and let go what has waited long enough; answers how many records."""
+        expired, ended = 0, 0
+        self.next_expiry_ms = NEVER_MS
         for index, each in enumerate(self._ranges):
-            if each.state is not ACQUIRED:
+            if not each.until_ms and each.state is not ACQUIRED:
                 continue
             if each.until_ms > now_ms:
-                following_ms = min(following_ms, each.until_ms)
-                continue
-            expired += len(each)
-            self._give_back(index, each.first, each.last)
-        self.next_expiry_ms = following_ms
-        if expired:
+                self.next_expiry_ms = min(self.next_expiry_ms, each.until_ms)
+            elif each.state is ACQUIRED:
+                expired += len(each)
+                self._give_back(index, each.first, each.last, now_ms)
+            else:
+                ended += len(each)
+                self._available_from = min(self._available_from, each.first)
+                self._change(index, each.first, each.last, AVAILABLE, each.count)
+        if expired or ended:
             self.counts.expired += expired
             self._join(self.start_offset, self.next_offset - 1)
             self._advance()
-        return expired
+        return expired + ended
 
     def release_member(self, member: str) -> int:
         """The member's session has ended. What it has acquired counts as never delivered, as in Kafka: what it had seen

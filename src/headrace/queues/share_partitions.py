@@ -131,7 +131,8 @@ class SharePartitions:
                 led.when_kept(heard)  # which it cannot be
                 return
             config = core.config
-            code = core.acknowledge(member, batches, self.wall.steady_ms() + config.lock_ms)
+            now_ms = self.wall.steady_ms()
+            code = core.acknowledge(member, batches, now_ms + config.lock_ms, now_ms)
             led.changed(wakes=code == ErrorCode.NONE)
             led.when_kept(lambda kept: heard(kept or code))
 

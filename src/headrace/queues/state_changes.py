@@ -30,6 +30,8 @@ from headrace.queues.state_records import NO_EPOCH, NO_LOAD, TOPIC_ID_BYTES, Kep
 RANGES_MAX: Final = IN_FLIGHT_MAX
 """Of one share partition."""
 MEMBER_BYTES_MAX: Final = 255
+MAY_WAIT: Final = frozenset({DeliveryState.AVAILABLE, DeliveryState.ACQUIRED})
+"""For a time."""
 DELIVERY_COUNT_MAX: Final = (1 << 15) - 1
 
 _first = attrgetter("first_offset")
@@ -123,7 +125,8 @@ def _is_possible(batch: StateBatch) -> bool:
         and 0 <= batch.delivery_count <= DELIVERY_COUNT_MAX
         and batch.until_ms >= 0
         and len(batch.member.encode()) <= MEMBER_BYTES_MAX
-        and (batch.state is DeliveryState.ACQUIRED or not (batch.member or batch.until_ms))
+        and (batch.state is DeliveryState.ACQUIRED or not batch.member)
+        and (batch.state in MAY_WAIT or not batch.until_ms)
         and (batch.letter is None or (batch.state is DeliveryState.ARCHIVING and batch.letter.sequence >= 0))
     )
 

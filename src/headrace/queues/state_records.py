@@ -9,8 +9,9 @@ The formats are Kafka's own, with fields of ours behind tags and one behind a ke
                 of creation int64, of writing int64, batches; tags
     update      number int32 of the snapshot that it follows, leader epoch int32, start offset int64, batches; tags
     batches     count and one more as a varint, each: first offset int64, last offset int64, state int8, delivery count
-                int16, tags: 10000 until int64 and member, a compact string, of what is acquired; 10001 reason int8,
-                producer id int64, sequence int32, of what waits for its dead letter
+                int16, tags: 10000 until int64 and member, a compact string, of what is acquired, or without a member
+                waits until then; 10001 reason int8, producer id int64, sequence int32, of what waits for its dead
+                letter
     tags        0 how many offsets from the start on are done with, int32, which we do not read back; ours: 10000 load
                 id int64, 10001 leader epoch of the last write int32
 

@@ -135,6 +135,7 @@ LEVELS: Final[dict[str, dict[str, str]]] = {
 
 _THROTTLED: Final = r"\*|\d+:\d+"
 _OFFSET_RESET: Final = r"(?i:latest|earliest|by_duration:P(?=\d|T\d)(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d{1,9})?S)?)?)"
+_BACKOFF: Final = r"|rocketmq|\d{1,10}(\s*,\s*\d{1,10}){0,99}"
 _DEAD_LETTER_TOPIC: Final = r"(?!__)[a-zA-Z0-9._-]{0,249}"
 
 TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
@@ -436,6 +437,15 @@ GROUP_SETTINGS: Final[tuple[Setting, ...]] = (
         "read_uncommitted",
         "share groups: whether records of transactions that are open or were aborted are delivered",
         choices=("read_uncommitted", "read_committed"),
+    ),
+    Setting(
+        "share.retry.backoff.ms",
+        "str",
+        "",
+        "share groups: how long a record waits that was released, or whose lock has expired, by how often it was "
+        "delivered; the last holds for all after it; rocketmq: 10 s, 30 s, 1 min ... 2 h; empty: not at all",
+        "rocketmq, or up to 100 numbers of ms with commas between",
+        pattern=_BACKOFF,
     ),
     Setting(
         "errors.deadletterqueue.topic.name",

@@ -122,8 +122,8 @@ class Struct:
 
 OWN_TAG: Final = 10_000
 """The first tag of ours."""
-# Who has acquired these records and until when, by the wall clock; of those that wait for their dead letters why, and
-# under which identity they are sent: Kafka keeps neither.
+# Who has acquired these records and until when, by the wall clock, or until when nobody does; of those that wait for
+# their dead letters why, and under which identity they are sent: Kafka keeps none of it.
 _OWNER: Final = (
     Field("member", "string", None, False, False, OWN_TAG, "", True),
     Field("until_ms", "int64", None, False, False, OWN_TAG + 1, 0, True),

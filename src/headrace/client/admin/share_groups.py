@@ -143,8 +143,9 @@ def _read(
     return found
 
 
-def next_records(cluster: Cluster, progress: ShareProgress) -> Iterator[NextRecord]:
-    """What members of the group get next of a partition, in their order; nothing is acquired by that."""
+def next_records(cluster: Cluster, progress: ShareProgress, now_ms: int) -> Iterator[NextRecord]:
+    """What members of the group get next of a partition, in their order, without what waits for its time; nothing is
+    acquired by that."""
     if progress.start is None or progress.end is None:
         return
     following = progress.start
@@ -152,7 +153,7 @@ def next_records(cluster: Cluster, progress: ShareProgress) -> Iterator[NextReco
     for batch in progress.batches:
         if batch.first_offset > following:
             spans.append((following, batch.first_offset, 0))
-        if batch.state is DeliveryState.AVAILABLE:
+        if batch.state is DeliveryState.AVAILABLE and batch.until_ms <= now_ms:
             spans.append((batch.first_offset, batch.last_offset + 1, batch.delivery_count))
         following = batch.last_offset + 1
     spans.append((following, progress.end, 0))
