@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import random
+import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from pyspark.errors import PySparkException
 
 import headrace.arrow
 from brokers import Broker
@@ -27,7 +31,7 @@ from proving import proves
 from transactional_producer import Transactions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @proves("S12")
@@ -132,18 +136,91 @@ def test_what_is_deleted_before_an_archive_began_while_a_task_reads_is_a_loss(
     assert sorted(found) == [(n, offset) for n in range(PARTITIONS) for offset in range(began[n], ends[n])]
 
 
-def test_what_neither_has_is_told(broker: Broker, tmp_path: Path, seed: int) -> None:
+@proves("S12")
+def test_what_neither_has_is_told(broker: Broker, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker has deleted more of a partition than is archived."""
+    from headrace.spark.source import HeadraceSource
+
     world = World(broker, tmp_path / "a", random.Random(seed))
     while any(len(world.written[n]) < 10 for n in range(PARTITIONS)):
         world.produce()
-    world.archive()
+    while world.torn or not world.archived[0]:
+        world.archive()
+    while len(world.written[0]) == world.archived[0]:
+        world.produce()
+    gone = len(world.written[0])
     with Cluster(world.bootstrap) as cluster:
-        delete_records(cluster, world.topic, {0: len(world.written[0])})
-    world.produce()
-    world.archived[0] = 0
-    if History(world.folder).ends.get((world.topic, 0), 0) < len(world.written[0]):
-        with pytest.raises(OffsetOutOfRange):
-            world.read(start=0)
+        delete_records(cluster, world.topic, {0: gone})
+    while len(world.written[0]) == gone:
+        world.produce()
+    ends = History(world.folder).ends
+    assert 0 < ends[world.topic, 0] < gone
+    with pytest.raises(OffsetOutOfRange):
+        world.read(start=0)
+    others = {n: rows for n, rows in world.written.items() if n != 0}
+    assert world.read(partitions=sorted(others)) == others, "of these nothing is lost"
+
+    monkeypatch.setenv("PYTHON_UNIX_DOMAIN_ENABLED", "true")
+    options = {"bootstrap": broker.bootstrap, "subscribe": world.topic, "history": str(world.folder)}
+    source = HeadraceSource(options)
+    lost = f"{world.topic}-0: offsets {ends[world.topic, 0]} to {gone - 1} "
+    with pytest.raises(HeadraceError, match=f"{lost}.*, and {world.folder} ends before"):
+        source.reader(source.schema()).partitions()
+    lenient = HeadraceSource({**options, "failOnDataLoss": "false"})
+    reader = lenient.reader(lenient.schema())
+    batches = [pa.record_batch(rows) for split in reader.partitions() for rows in reader.read(split)]
+    found = [row["offset"] for rows in batches for row in rows.to_pylist() if row["partition"] == 0]
+    assert sorted(found) == [*range(ends[world.topic, 0]), *range(gone, len(world.written[0]))]
+
+
+@proves("S12")
+@pytest.mark.parametrize("how", ["restored", "copied back"])
+def test_an_archive_that_was_set_back_to_an_older_version_has_no_silent_gap(
+    spark: SparkSession, broker: Broker, tmp_path: Path, how: str
+) -> None:
+    """Its checkpoint tells of batches that its table has not any more."""
+    topic = create_topic(broker, f"t{uuid.uuid4().hex[:8]}", 1, retention_ms=-1)
+    chosen = archive.ArchiveOptions(tmp_path / "a", broker.bootstrap, (topic,))
+    records = chosen.to / "records"
+
+    def more(count: int, seed: int) -> None:
+        produce(broker.bootstrap, topic, values(count, seed=seed))
+
+    def offsets() -> list[int]:
+        found = headrace.arrow.read(topic, bootstrap=broker.bootstrap, history=chosen.to, columns=["offset"])
+        return sorted(found.read_all()["offset"].to_pylist())
+
+    def frame() -> DataFrame:
+        given = {"bootstrap": broker.bootstrap, "subscribe": topic, "history": str(chosen.to)}
+        return spark.read.format("headrace").options(**given).load()
+
+    more(100, 1)
+    archive.run(spark, chosen)
+    version = DeltaTable(str(records)).version()
+    shutil.copytree(records, tmp_path / "older")
+    more(100, 2)
+    archive.run(spark, chosen)
+    more(100, 3)
+    if how == "restored":
+        DeltaTable(str(records)).restore(version)
+    else:
+        shutil.rmtree(records)
+        shutil.copytree(tmp_path / "older", records)
+    assert History(chosen.to).ends == {(topic, 0): 100}
+    assert offsets() == list(range(300)), "the broker has them still"
+    assert frame().count() == 300
+    with Cluster(broker.bootstrap) as cluster:
+        delete_records(cluster, topic, {0: 150})
+    with pytest.raises(OffsetOutOfRange):
+        offsets()
+    with pytest.raises(PySparkException, match=f"offsets 100 to 149 .*, and {chosen.to} ends before"):
+        frame().count()
+    with pytest.raises(PySparkException, match="offsets 100 to 149"):
+        archive.run(spark, chosen)
+    archive.run(spark, dataclasses.replace(chosen, accept_loss=True))
+    assert History(chosen.to).ends == {(topic, 0): 300}
+    archived = DeltaTable(str(records)).to_pyarrow_table(columns=["offset"])["offset"].to_pylist()
+    assert sorted(archived) == [*range(100), *range(150, 300)], "it went on from what the table has"
 
 
 def test_what_an_archive_cannot_give_is_refused(broker: Broker, tmp_path: Path, seed: int) -> None:

@@ -9,7 +9,9 @@ An archive may have begun later than the broker's log (`pipeline archive --start
 first record of a partition (`begin`) is the broker's alone.
 
 Behind the last record of a partition there may be markers of transactions, and records of aborted ones, which nobody
-archives, and a broker deletes them too. So the cut is where Spark's last finished batch ended, if that is later.
+archives, and a broker deletes them too. So the cut is where Spark's last finished batch ended, if that is later, and if
+the table has that batch. One that was set back to an older version, by `restore` or a copy, is cut behind its own last
+records: what follows is the broker's, or lost.
 
 Records of a batch are archived in two tables, those put aside first. So the table of what was put aside is looked at
 last, and as it was when it had no batch that the table of records has not.
@@ -41,7 +43,7 @@ from headrace.arrow.archive import (
     root_of,
     row_group_bounds,
 )
-from headrace.arrow.locations import delta_table, is_delta_table, location, parquet_source
+from headrace.arrow.locations import ObjectPath, delta_table, is_delta_table, location, parquet_source
 from headrace.arrow.table_version import Place, TableVersion, looked_into
 from headrace.errors import OperatorError, SettingError
 from headrace.records.arrow import BATCH_ROWS, TYPES, schema
@@ -51,6 +53,8 @@ DEAD_LETTERS: Final = "dead_letters"
 ORIGIN: Final = "archive.json"
 CHECKPOINT: Final = "checkpoints/archive"
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
+BATCH_BYTES: Final = 8 << 20
+"""Of rows that are read at once, by the mean of their row group."""
 
 Spans = dict[int, tuple[int, int]]
 """By partition, offsets from the first up to but not the second."""
@@ -73,10 +77,17 @@ class History:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = location(folder)
+        if isinstance(self.folder, ObjectPath):
+            self.folder.check()
         # Before the tables are looked at: they have all that is finished.
-        self.ends: dict[Place, int] = _finished(self.folder)
+        finished = _finished(self.folder)
         self._tables = _tables(self.folder)
-        for table in self._tables:
+        self.ends: dict[Place, int] = {}
+        set_back = self._tables[0].is_set_back()
+        if finished is not None and not set_back:
+            self.ends = finished.ends_of(self._tables[0].transaction_version(finished.query))
+        # What was put aside behind the last record says nothing of the records that are gone.
+        for table in self._tables[:1] if set_back else self._tables:
             for place, offset in table.next_offsets().items():
                 self.ends[place] = max(self.ends.get(place, 0), offset)
         self._files = [(table, file) for table in self._tables for file in table.files()]
@@ -197,7 +208,8 @@ def read_part(
     *,
     checked_from_ms: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, in the order of the file. With a time, row groups that end before it are passed over."""
+    """The rows of a part, in the order of the file, fewer at once where they are large. With a time, row groups that
+    end before it are passed over."""
     try:
         opened = pq.ParquetFile(parquet_source(part.path), pre_buffer=False)
     except FileNotFoundError:
@@ -213,7 +225,9 @@ def read_part(
                 continue
             whole = "topic" not in inside and _is_within(bounds, part.spans)
             needed = {*columns, *(() if whole else ("topic", "partition", "offset"))} & inside
-            for rows in opened.iter_batches(batch_rows, [number], sorted(needed)):
+            group = opened.metadata.row_group(number)
+            fitting = BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)
+            for rows in opened.iter_batches(max(1, min(batch_rows, fitting)), [number], sorted(needed)):
                 kept = rows if whole else rows.filter(_mask(rows, part))
                 if len(kept):
                     yield _shaped(kept, part.topic, columns)
@@ -255,6 +269,16 @@ class DeltaVersion:
 
     def last_writer(self) -> tuple[str, int] | None:
         return next((_writer(commit) for commit in self.table.history() if WRITER in commit), None)
+
+    def is_set_back(self) -> bool:
+        """The log goes on when a table is restored, with a commit that takes rows away. Merging takes none."""
+        for version in range(self.table.version(), -1, -1):
+            actions = _actions(self.table, version)
+            if not actions or any(WRITER in action.get("commitInfo", {}) for action in actions):
+                return False
+            if any(action.get("remove", {}).get("dataChange") for action in actions):
+                return True
+        return False
 
     def next_offsets(self, topics: Iterable[str] | None = None) -> dict[Place, int]:
         return next_offsets(self.table, topics)
@@ -310,17 +334,41 @@ def _firsts(root: Path, file: File) -> Iterator[tuple[Place, int]]:
         yield (row["topic"], row["partition"]), row["offset_min"]
 
 
-def _finished(folder: Path) -> dict[Place, int]:
-    """Where the last batch ended that Spark's checkpoint has in its log of commits; its offsets are as those of Spark's
-    Kafka source, with more under names that no topic can bear, in the last line of three."""
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """The last batch that Spark's checkpoint has in its log of commits."""
+
+    checkpoint: Path
+    query: str
+    batch: int
+    ends: dict[Place, int]
+
+    def ends_of(self, archived: int | None) -> dict[Place, int]:
+        """Where it ended, or that batch before it which a table has as its last."""
+        if archived is None:
+            return {}
+        return self.ends if archived >= self.batch else _planned_ends(self.checkpoint, archived)
+
+
+def _finished(folder: Path) -> _Finished | None:
     checkpoint = folder / CHECKPOINT
     done = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdigit()]
     if not done:
-        return {}
+        return None
     try:
-        planned = json.loads((checkpoint / "offsets" / str(max(done))).read_text().splitlines()[2])
+        query = str(json.loads((checkpoint / "query.json").read_text())["query"])
+    except (OSError, ValueError, KeyError):
+        return None  # the tables know how far it is, but for what is no record
+    return _Finished(checkpoint, query, max(done), _planned_ends(checkpoint, max(done)))
+
+
+def _planned_ends(checkpoint: Path, batch: int) -> dict[Place, int]:
+    """Where a batch was to end: its offsets are as those of Spark's Kafka source, with more under names that no topic
+    can bear, in the last line of three."""
+    try:
+        planned = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
     except (OSError, ValueError, IndexError):
-        return {}  # the tables know it, but for what is no record
+        return {}
     topics = {name: ends for name, ends in planned.items() if " " not in name}
     return {(topic, int(partition)): end for topic, ends in topics.items() for partition, end in ends.items()}
 
@@ -335,6 +383,8 @@ def _tables(folder: Path) -> list[TableVersion]:
     if kept is None:
         raise OperatorError(f"the Iceberg catalog of {folder} has no table {known.namespace}.{RECORDS}")
     aside = iceberg.open_version(folder, known, DEAD_LETTERS)
+    if aside is not None and aside.is_set_back():
+        raise _dead_letters_lost(folder)
 
     def is_kept(writer: tuple[str, int]) -> bool:
         batch = kept.transaction_version(writer[0])
@@ -349,6 +399,8 @@ def _put_aside(folder: Path, records: DeltaTable) -> list[DeltaTable]:
     if not is_delta_table(path):
         return []
     table = delta_table(path)
+    if DeltaVersion(table).is_set_back():
+        raise _dead_letters_lost(folder)
     newest = version = table.version()
     for number in range(newest, -1, -1):
         writer = _writer_of(table, number)
@@ -362,14 +414,25 @@ def _put_aside(folder: Path, records: DeltaTable) -> list[DeltaTable]:
     return [table]
 
 
+def _dead_letters_lost(folder: Path) -> OperatorError:
+    return OperatorError(
+        f"{folder / DEAD_LETTERS} was set back to an older version, and lacks records that could not be decoded: bring "
+        "it to its newest version again, or read the topic without its history"
+    )
+
+
 def _writer_of(table: DeltaTable, version: int) -> tuple[str, int] | None:
-    """Of one commit, from the log itself: `history` numbers those of an older version wrongly."""
+    infos = [info for action in _actions(table, version) if (info := action.get("commitInfo")) is not None]
+    return next((_writer(info) for info in infos if WRITER in info), None)
+
+
+def _actions(table: DeltaTable, version: int) -> list[dict[str, Any]]:
+    """Of one commit, from the log itself: `history` numbers those of an older version wrongly. None if it is gone."""
     try:
         lines = (root_of(table) / "_delta_log" / f"{version:020}.json").read_text().splitlines()
     except FileNotFoundError:
-        return None
-    infos = [info for line in lines if line and (info := json.loads(line).get("commitInfo")) is not None]
-    return next((_writer(info) for info in infos if WRITER in info), None)
+        return []
+    return [json.loads(line) for line in lines if line]
 
 
 def _touches(bounds: Bounds, partition: int, span: tuple[int, int]) -> bool:

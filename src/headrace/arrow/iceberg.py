@@ -8,7 +8,8 @@ has their absolute paths. Credentials for a catalog elsewhere are not kept: `pyi
 configuration of a catalog `headrace`, such as `PYICEBERG_CATALOG__HEADRACE__TOKEN`.
 
 A commit has the name of a query and its batch twice: in the summary of its snapshot, which goes when snapshots expire,
-and in the table's properties, which stay. Both come with the files, or not at all.
+and in the table's properties, which stay. Both come with the files, or not at all. Whoever sets a table back to an
+older snapshot changes no property: so it is seen.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ CATALOG: Final = "headrace"
 NAMESPACE: Final = "archive"
 BATCH: Final = "headrace.batch."
 """Begins the name of the property that has the last batch of a query."""
+LAST_WRITER: Final = "headrace.last.writer"
+"""The property that has query and batch of the last snapshot: a batch without records makes none."""
 READING: Final = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
 LOCAL: Final = re.compile(r"^file:(//)?")
 
@@ -164,6 +167,11 @@ class IcebergVersion:
     def last_writer(self) -> tuple[str, int] | None:
         return next((writer for one in self._ancestors() if (writer := writer_of(one)) is not None), None)
 
+    def is_set_back(self) -> bool:
+        """Its properties tell of another last writer than the snapshot that is current, and those before it."""
+        told = self._table.properties.get(LAST_WRITER)
+        return told is not None and _writer(told) != self.last_writer()
+
     def next_offsets(self, topics: Iterable[str] | None = None) -> dict[Place, int]:
         asked = None if topics is None else set(topics)
         found: dict[Place, int] = {}
@@ -229,8 +237,10 @@ def _small(field: pa.Field) -> pa.Field:
 
 def writer_of(snapshot: Snapshot) -> tuple[str, int] | None:
     told = None if snapshot.summary is None else snapshot.summary.additional_properties.get(WRITER)
-    if told is None:
-        return None
+    return None if told is None else _writer(told)
+
+
+def _writer(told: str) -> tuple[str, int]:
     name, _, batch = told.rpartition(" ")
     return name, int(batch)
 

@@ -36,6 +36,9 @@ class TableVersion(Protocol):
     def last_writer(self) -> tuple[str, int] | None:
         """Query and batch of the newest commit that has such."""
 
+    def is_set_back(self) -> bool:
+        """Whether rows of batches that it has had were taken from it since the last batch came."""
+
     def next_offsets(self, topics: Iterable[str] | None = None) -> dict[Place, int]:
         """One more than the last offset that the table has, for each partition it has anything of."""
 

@@ -104,8 +104,8 @@ class ArchiveWriter(DataSourceStreamArrowWriter):
         if dead:
             self._add(DEAD_LETTERS, dead, batchId)
         faults.reached("dead-committed", batchId)
-        if records or dead:
-            self._add(RECORDS, records, batchId)
+        # Also without any: that the table has all batches which Spark has finished tells that it is the newest one.
+        self._add(RECORDS, records, batchId)
         faults.reached("table-committed", batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

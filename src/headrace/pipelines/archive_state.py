@@ -7,8 +7,9 @@
 
 `query.json` is written before the query first starts and never changed, so after a crash the batches that Spark runs
 again bear the name they had. A query with other topics or another schema gets a new name and a new checkpoint, and goes
-on from the offsets in the tables; the former checkpoint is removed. `archive.json` outlives checkpoints: offsets of a
-topic mean nothing in one of the same name that was made later.
+on from the offsets in the tables; the former checkpoint is removed. So does one whose tables were set back to an older
+version. `archive.json` outlives checkpoints: offsets of a topic mean nothing in one of the same name that was made
+later.
 
 Spark can write its checkpoint to a folder only. That of an archive in a store is in a folder of the driver's machine,
 as is the lock, and the archive has a copy of `query.json` and of the last batch in Spark's logs for those who read it.
@@ -19,6 +20,7 @@ refused.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 import shutil
@@ -35,6 +37,8 @@ from headrace.errors import DataFolderError, OperatorError
 from headrace.pipelines import archive_tables, delta, durable
 from headrace.pipelines.archive_tables import RECORDS
 from headrace.spark.progress import Position
+
+log = logging.getLogger(__name__)
 
 CHECKPOINT: Final = Path("checkpoints") / "archive"
 APART: Final = Path(".headrace") / "checkpoints"
@@ -167,10 +171,13 @@ def begin(archive: Path, checkpoint: Path, identity: dict[str, Any]) -> Query:
             f"{archive} has a checkpoint, but its table {RECORDS}/ is gone; remove {checkpoint.parent} "
             "to archive from the beginning, or give another --to"
         )
-    if former is not None and former.identity == identity:
+    is_behind = former is not None and archive_tables.is_behind(archive, checkpoint, former.name)
+    if former is not None and former.identity == identity and not is_behind:
         return former
     if former is not None:
-        if archive_tables.half_committed(archive):
+        if is_behind:
+            log.warning("%s was set back to an older version: archiving goes on from what it has", archive / RECORDS)
+        elif archive_tables.half_committed(archive):
             raise OperatorError(
                 f"{archive} was interrupted in the middle of a batch; run it once with the topics and schema that it "
                 f"had ({json.dumps(former.identity)}), then with others"

@@ -174,6 +174,16 @@ def half_committed(archive: Path) -> bool:
     return known is None or known < version
 
 
+def is_behind(archive: Path, checkpoint: Path, query: str) -> bool:
+    """Whether the table of records lacks a batch that Spark has finished: it was set back to an older version."""
+    records = opened(archive, RECORDS)
+    done = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdigit()]
+    if records is None or not done:
+        return False
+    known = records.transaction_version(query)
+    return records.is_set_back() or known is None or known < max(done)
+
+
 def archived_offsets(archive: Path) -> Offsets:
     """What both tables have together; dead letters that are ahead of their batch's records do not count."""
     found: Offsets = {}

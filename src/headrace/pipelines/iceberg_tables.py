@@ -35,7 +35,7 @@ from pyiceberg.types import PrimitiveType
 
 from headrace.arrow import iceberg
 from headrace.arrow.archive import WRITER
-from headrace.arrow.iceberg import BATCH, IcebergVersion, Where
+from headrace.arrow.iceberg import BATCH, LAST_WRITER, IcebergVersion, Where
 from headrace.errors import OperatorError
 from headrace.pipelines import archive_tables, durable
 from headrace.pipelines.archive_files import DataFile
@@ -159,8 +159,9 @@ def _commit(table: Table, root: Path, files: Sequence[DataFile], app_id: str, ap
     transaction = table.transaction()
     transaction.set_properties({f"{BATCH}{app_id}": str(app_version)})
     if files:
-        told = {WRITER: f"{app_id} {app_version}"}
-        with transaction.update_snapshot(snapshot_properties=told).merge_append() as snapshot:
+        told = f"{app_id} {app_version}"
+        transaction.set_properties({LAST_WRITER: told})
+        with transaction.update_snapshot(snapshot_properties={WRITER: told}).merge_append() as snapshot:
             for file in files:
                 snapshot.append_data_file(_entry(table, root, file))
     transaction.commit_transaction()
