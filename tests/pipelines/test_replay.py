@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import headrace.arrow
 from brokers import Broker
 from clients.topics import create_topic
+from headrace.arrow import history
+from headrace.arrow.stored_table import WINDOW_BYTES
+from headrace.arrow.write import write
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.operations import delete_topic
 from headrace.client.admin.transactions import describe_transactions, list_transactions
+from headrace.client.connection.metadata import MetadataSnapshot
 from headrace.errors import OperatorError, SettingError
-from headrace.pipelines import replay
+from headrace.pipelines import replay, replay_archive
 from headrace.pipelines.replay_archive import ArchiveReplay
 from headrace.spark import faults
 from headrace.spark.faults import VARIABLE
@@ -83,6 +90,77 @@ def more_archived(world: World) -> None:
         world.produce()
     while world.torn or any(world.archived[n] < len(world.written[n]) for n in range(PARTITIONS)):
         world.archive()
+
+
+@proves("S5")
+def test_a_topic_that_brokers_do_not_know_of_for_a_moment_does_not_begin_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metadata comes late to a broker."""
+    to, topology = f"{world.topic}-late", Cluster.topology
+    left = 0
+
+    def late(cluster: Cluster, topics: Sequence[str] | None = None, *, create: bool = False) -> MetadataSnapshot:
+        nonlocal left
+        answer = topology(cluster, topics, create=create)
+        if to not in answer.topics or left == 0:
+            return answer
+        left -= 1
+        del cluster._topics[to]
+        return dataclasses.replace(answer, topics={name: each for name, each in answer.topics.items() if name != to})
+
+    replay.run(options(world, to))
+    monkeypatch.setattr(Cluster, "topology", late)
+    for times in range(1, 5):
+        left = times
+        again = replay.run(options(world, to))
+        assert (left, again.facts["records"], again.facts["went_on"]) == (0, 0, True)
+    monkeypatch.setattr("headrace.client.admin.cluster.APPEAR_WITHIN_MS", 0)
+    left = 3
+    with pytest.raises(OperatorError, match=f"did not know of topic {to} at first, and now they do: run the replay"):
+        replay.run(options(world, to))
+    assert replayed(world, to) == expected(world)
+    to = world.topic
+    for times in range(3):
+        left = times
+        with pytest.raises(OperatorError, match=r"is the one that .* has records of"):
+            replay.run(options(world, world.topic))
+
+
+@proves("S5")
+@pytest.mark.parametrize("mixed", [False, True], ids=["as archived", "out of order"])
+def test_a_window_has_no_more_bytes_than_may_be_held(
+    world: World, monkeypatch: pytest.MonkeyPatch, mixed: bool
+) -> None:
+    if mixed:
+        world.compact()
+    to, most = f"{world.topic}-bounded-{mixed}", 1000
+    monkeypatch.setattr(replay_archive, "WINDOW_BYTES", most)
+    monkeypatch.setattr(history, "BATCH_BYTES", 200)
+    windows = list(options(world, to).source().windows(replay.WINDOW_ROWS))
+    assert max(window.rows.nbytes for window in windows) <= most
+    assert sum(window.passed for window in windows) == sum(map(len, world.written.values()))
+    summary = replay.run(options(world, to))
+    assert summary.facts["transactions"] == len(windows) > PARTITIONS
+    assert replayed(world, to) == expected(world)
+
+
+@proves("S5")
+def test_large_records_are_replayed_a_few_at_a_time(broker: Broker, tmp_path: Path, seed: int) -> None:
+    """Twenty thousand of them would fill the memory: so many offsets are a window of small ones."""
+    world, large, count = World(broker, tmp_path / "a", random.Random(seed)), 900_000, 60
+    rows = pa.RecordBatch.from_pydict(
+        {"value": [b"%d-" % n + bytes(large) for n in range(count)], "partition": pa.array([0] * count, pa.int32())}
+    )
+    write(world.topic, rows, bootstrap=world.bootstrap)
+    world.written[0] = [(n,) for n in range(count)]
+    while world.torn or world.archived[0] < count:
+        world.archive()
+    windows = list(options(world, "nowhere").source().windows(replay.WINDOW_ROWS))
+    assert len(windows) >= 2
+    assert max(window.rows.nbytes for window in windows) <= WINDOW_BYTES
+    values = [value for window in windows for value in window.rows["value"].to_pylist()]
+    assert [int(value[: value.index(b"-")]) for value in values] == list(range(count))
 
 
 @proves("S5")

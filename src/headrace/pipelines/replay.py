@@ -9,7 +9,8 @@ was taken over from can write nothing more.
 
     {"version": 1, "target": id of the topic that is written to, "reached": what the source wants to know}
 
-A topic that was deleted and made anew has nothing of the replay: it begins anew too.
+A topic that was deleted and made anew has nothing of the replay: it begins anew too. One that a broker has only not
+heard of yet is waited for.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def run(options: ReplayOptions, progress: Progress | None = None) -> Summary:
         # Ends what another run has left open, before it is asked how far that came.
         producer = open_transaction(cluster, name, timeout_ms=WINDOW_OPEN_MAX_MS)
         _progress_topic.make(cluster)
-        reached = _reached(cluster, options)
+        known = _known(cluster, options)
+        reached = None if known is None or not _is_of(cluster, options, known) else dict(known["reached"])
         if reached is not None:
             try:
                 source.go_on(reached)
@@ -124,6 +126,11 @@ def run(options: ReplayOptions, progress: Progress | None = None) -> Summary:
                 ) from None
         source.make_target(cluster)
         replaying = _Replay(cluster, options, producer, progress)
+        if known is not None and reached is None and known["target"] == replaying.target_id:
+            raise OperatorError(
+                f"brokers did not know of topic {options.target} at first, and now they do: run the replay again, it "
+                "goes on where it ended"
+            )
         most = WINDOW_ROWS if options.rate is None else max(1, min(WINDOW_ROWS, round(options.rate)))
         for window in source.windows(most):
             if stopping.is_set():
@@ -135,20 +142,25 @@ def run(options: ReplayOptions, progress: Progress | None = None) -> Summary:
         return Summary("replay", facts, ok=not stopping.is_set())
 
 
-def _reached(cluster: Cluster, options: ReplayOptions) -> Reached | None:
-    """How far the replay is; None if it has not begun, or its topic is not there any more."""
-    try:
-        target = cluster.topic(options.target).topic_id.hex()
-    except UnknownTopic:
-        return None
+def _known(cluster: Cluster, options: ReplayOptions) -> dict[str, Any] | None:
+    """How far the replay is, and in which topic; None if it has not begun."""
     # Others that write their progress hold it up for no longer than a window may be open.
     found = _progress_topic.read(cluster, options.replay.encode(), 2 * WINDOW_OPEN_MAX_MS)
     if found is None or found[0] is None:
         return None
-    known = json.loads(found[0])
+    known: dict[str, Any] = json.loads(found[0])
     if known["version"] != _VERSION:
         raise OperatorError(f"a later version of headrace has begun the replay {options.replay!r}; go on with that")
-    return dict(known["reached"]) if known["target"] == target else None
+    return known
+
+
+def _is_of(cluster: Cluster, options: ReplayOptions, known: Mapping[str, Any]) -> bool:
+    """Whether the topic is the one that was replayed to."""
+    try:
+        found = cluster.topic(options.target, expected=True)
+    except UnknownTopic:
+        return False
+    return found.topic_id.hex() == str(known["target"])
 
 
 class _Replay:
@@ -157,7 +169,7 @@ class _Replay:
         self._options = options
         self._producer = producer
         self._progress = progress
-        self._target_id = cluster.topic(options.target, expected=True).topic_id.hex()
+        self.target_id = cluster.topic(options.target, expected=True).topic_id.hex()
         self._records = self._passed = self._transactions = 0
 
     def facts(self) -> dict[str, Any]:
@@ -212,7 +224,7 @@ class _Replay:
 
     def _progress_row(self, reached: Reached) -> pa.RecordBatch:
         key = self._options.replay.encode()
-        value = json.dumps({"version": _VERSION, "target": self._target_id, "reached": reached}).encode()
+        value = json.dumps({"version": _VERSION, "target": self.target_id, "reached": reached}).encode()
         partition = pa.array([_progress_topic.partition_of(key)], pa.int32())
         return pa.RecordBatch.from_pydict({"key": [key], "value": [value], "partition": partition})
 

@@ -1,4 +1,5 @@
-"""What a replay takes from an archive: partition after partition, window by window, in the order of offsets."""
+"""What a replay takes from an archive: partition after partition, window by window, in the order of offsets. A window
+has so many offsets, or fewer where their records are large: it is held in memory."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.arrow.history import History, read_part
+from headrace.arrow.stored_table import WINDOW_BYTES
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.operations import create_topic
+from headrace.client.connection.metadata import Topic
 from headrace.client.errors import UnknownTopic
 from headrace.errors import OperatorError
 from headrace.pipelines.replay import Reached, Window
-from headrace.records.arrow import TIMESTAMP_TYPE
+from headrace.records.arrow import TIMESTAMP_TYPE, schema
 
 COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
+_NO_ROWS: Final = schema(COLUMNS).empty_table()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +81,15 @@ class ArchiveSource:
         self._next: dict[int, int] = {}
 
     def check(self, cluster: Cluster) -> None:
-        options = self._options
         self._history.check({}, COLUMNS)
-        if options.target != options.topic:
-            return
         try:
-            now = cluster.topic(options.topic).topic_id.hex()
+            self._refuse_archived(cluster.topic(self._options.target))
         except UnknownTopic:
             return
-        if self._topic_id == now:
+
+    def _refuse_archived(self, target: Topic) -> None:
+        options = self._options
+        if target.name == options.topic and target.topic_id.hex() == self._topic_id:
             raise OperatorError(
                 f"topic {options.topic} is the one that {options.archive} has records of: what is written to it would "
                 "be archived, and replayed again; give another topic with --to"
@@ -103,10 +107,13 @@ class ArchiveSource:
     def make_target(self, cluster: Cluster) -> None:
         target, needed = self._options.target, self._partitions[-1] + 1
         try:
-            there = len(cluster.topic(target).partitions)
+            found = cluster.topic(target)
         except UnknownTopic:
             create_topic(cluster, target, partitions=needed)
             return
+        # When it was first looked at a broker may not have heard of it.
+        self._refuse_archived(found)
+        there = len(found.partitions)
         if self._options.partition == "keep" and there < needed:
             raise OperatorError(
                 f"topic {target} has {there} partitions, and the archive has records of partition {needed - 1}: "
@@ -116,18 +123,20 @@ class ArchiveSource:
 
     def windows(self, most_rows: int) -> Iterator[Window]:
         for partition in self._partitions:
-            place = self._options.topic, partition
+            place, most = (self._options.topic, partition), most_rows
             at = self._history.next_at(place, self._next.get(partition, 0))
             while at is not None:
-                end = min(at + most_rows, self._history.ends[place])
-                yield self._window(partition, at, end)
-                at = self._history.next_at(place, end)
+                window = self._window(partition, at, min(at + most, self._history.ends[place]))
+                yield window
+                # Where records are large, not many more are looked at than were taken.
+                most = min(most_rows, 2 * window.passed)
+                at = self._history.next_at(place, self._next[partition])
 
     def facts(self) -> Mapping[str, Any]:
         return {"archive": str(self._options.archive), "from": self._options.topic}
 
     def _window(self, partition: int, first: int, end: int) -> Window:
-        rows = self._rows(partition, (first, end))
+        rows, end = self._rows(partition, first, end)
         offsets = rows["offset"]
         self._next[partition] = end
         from_ms, until_ms = self._period
@@ -140,22 +149,40 @@ class ArchiveSource:
             place_of=lambda n: f"the record at offset {offsets[n].as_py()} of partition {partition}",
         )
 
-    def _rows(self, partition: int, span: tuple[int, int]) -> pa.Table:
-        """Those of a window that are asked for, in the order of their offsets."""
+    def _rows(self, partition: int, first: int, end: int) -> tuple[pa.Table, int]:
+        """Those of a window that are asked for, in the order of their offsets, and where it ends: earlier than it was
+        to where they are more bytes than may be held at once. Files need not be in that order."""
         options, (from_ms, until_ms) = self._options, self._period
-        parts = self._history.parts(options.topic, {partition: span}, from_ms=from_ms)
+        parts = self._history.parts(options.topic, {partition: (first, end)}, from_ms=from_ms)
         if options.dead_letters or options.where is not None:
             parts = [part for part in parts if part.put_aside is options.dead_letters]
-        found = [batch for part in parts for batch in read_part(part, COLUMNS)]
-        if not found:
-            return pa.table({name: [] for name in COLUMNS})
-        rows = pa.Table.from_batches(found).sort_by("offset")
-        chosen = chosen_rows(rows, from_ms, until_ms, options.key)
+        offsets = None
         if options.where is not None:
             place, aside = (options.topic, partition), options.dead_letters
-            offsets = self._history.chosen_offsets(place, span, options.where, put_aside=aside)
-            chosen.append(pc.is_in(rows["offset"], value_set=offsets.combine_chunks()))
-        return rows.filter(reduce(pc.and_, chosen)) if chosen else rows
+            found = self._history.chosen_offsets(place, (first, end), options.where, put_aside=aside)
+            offsets = found.combine_chunks()
+        held = _NO_ROWS
+        for part in parts:
+            for batch in read_part(part, COLUMNS):
+                rows = pa.Table.from_batches([batch])
+                chosen = [pc.less(rows["offset"], end), *chosen_rows(rows, from_ms, until_ms, options.key)]
+                if offsets is not None:
+                    chosen.append(pc.is_in(rows["offset"], value_set=offsets))
+                held = pa.concat_tables([held, rows.filter(reduce(pc.and_, chosen))])
+                if held.nbytes > WINDOW_BYTES and len(held) > 1:
+                    held = _first_rows(held, WINDOW_BYTES // 2)
+                    end = held["offset"][-1].as_py() + 1
+        return held.sort_by("offset"), end
+
+
+def _first_rows(rows: pa.Table, most_bytes: int) -> pa.Table:
+    """As many rows of the lowest offsets as are no more bytes than that, but at least one; copied, so that the others
+    can go."""
+    order = pc.sort_indices(rows, [("offset", "ascending")])
+    while rows.nbytes > most_bytes and len(rows) > 1:
+        order = order.slice(0, max(1, len(order) // 2))
+        rows, order = rows.take(order), pa.array(range(len(order)))
+    return rows
 
 
 def chosen_rows(rows: pa.Table, from_ms: int | None, until_ms: int | None, key: bytes | None) -> list[Any]:
