@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.spark import session
+from s3_server import in_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +22,14 @@ TEST_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+
+NO_STORE = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    "AWS_ACCESS_KEY_ID": "tests",
+    "AWS_SECRET_ACCESS_KEY": "of nothing",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""For the processes in which Spark plans: an archive that is said to be in a store is at an address where nobody is."""
 
 # JVM, planners and workers share the cores with whatever else runs, and a test that is cut off takes the session along.
 TIMEOUT_S = 600
@@ -59,7 +68,7 @@ def driver_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark(tmp_path_factory: pytest.TempPathFactory, driver_log: Path) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
     settings = {**TEST_SETTINGS, "spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
-    with speaking_to(driver_log):
+    with speaking_to(driver_log), in_environment(NO_STORE):
         started = session.start("headrace-tests", "local[2]", settings)
     started.sparkContext.setLogLevel("ERROR")
     yield started

@@ -34,6 +34,8 @@ SETTINGS = {
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 }
 """Of a driver with an executor on each worker."""
+WORKERS = {"one": "127.0.0.1", "two": "127.0.0.2"}
+"""With their hosts: Spark runs no second attempt at a task beside the first one."""
 LOOPBACK = {
     **os.environ,
     "SPARK_LOCAL_IP": "127.0.0.1",
@@ -45,14 +47,20 @@ LOOPBACK = {
 class Daemon:
     """A master or a worker."""
 
-    def __init__(self, folder: Path, name: str, class_name: str, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, name: str, class_name: str, arguments: Sequence[str], host: str = "127.0.0.1"
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         command = [*DIES_WITH_PARENT, str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{class_name}"]
-        ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        ports = ["--host", host, "--port", "0", "--webui-port", "0"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, *ports, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=LOOPBACK
+                [*command, *ports, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**LOOPBACK, "SPARK_LOCAL_IP": host},
             )
 
     def wait_for_line(self, pattern: str) -> str:
@@ -75,9 +83,9 @@ class Standalone:
         self._daemons = [Daemon(folder, "master", "master.Master", [])]
         try:
             self.address = self._daemons[0].wait_for_line(r"(spark://127\.0\.0\.1:[1-9]\d*)")
-            for name in ("one", "two"):
+            for name, host in WORKERS.items():
                 arguments = ["--cores", "2", "--memory", "1200M", "--work-dir", str(folder / name), self.address]
-                self._daemons.append(Daemon(folder, name, "worker.Worker", arguments))
+                self._daemons.append(Daemon(folder, name, "worker.Worker", arguments, host))
             for worker in self._daemons[1:]:
                 worker.wait_for_line(r"(Successfully registered with master)")
         except BaseException:

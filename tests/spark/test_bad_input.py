@@ -19,6 +19,7 @@ from headrace.pipelines import query_watch
 from pipelines.archived_world import World
 from proving import proves
 from spark.confluent_rows import create_topic, delete_topic, numbered, rows_of, send
+from spark.conftest import NO_STORE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +34,7 @@ MOST_LINES = 40
 
 @pytest.fixture(scope="module")
 def strict(brokers: Brokers) -> Iterator[Broker]:
-    """Makes no topic that was not asked for, and has no two-phase transactions."""
+    """Makes no topic that was not asked for, and allows no two-phase transactions."""
     settings = {"auto.create.topics.enable": "false", "transaction.two.phase.commit.enable": "false"}
     broker = brokers.start(settings=settings)
     yield broker
@@ -100,7 +101,12 @@ def place(spark: SparkSession, broker: Broker, tmp_path: Path) -> Place:
     [
         ("key; offset", {}, "there is no column 'value' to write, only key, offset: make one, such as"),
         ("offset as value", {}, "column 'value' is bigint; to be written it has to be string or binary: cast it"),
+        ("value; offset as key", {}, "column 'key' is bigint; to be written it has to be string or binary: cast it"),
+        ("value; offset as partition", {}, "column 'partition' is bigint; to be written it has to be int: cast it"),
+        ("value; offset as timestamp", {}, "column 'timestamp' is bigint; to be written it has to be timestamp: cast"),
+        ("value; map('a', value) as headers", {}, "column 'headers' is map<string,binary>; to be written it has to be"),
         ("value", {"topic": ""}, "no topic to write to: set option topic, or have a column 'topic'"),
+        ("value; offset as topic", {"topic": ""}, "column 'topic' is bigint; to be written it has to be string: cast"),
     ],
 )
 def test_rows_that_the_sink_cannot_take(
@@ -122,12 +128,18 @@ def test_a_row_of_a_stream_that_is_too_large_is_named(place: Place) -> None:
 
 @proves("S3")
 @pytest.mark.parametrize("stream", [False, True], ids=["batch", "stream"])
-def test_transactions_that_the_broker_has_not(
-    spark: SparkSession, strict: Broker, tmp_path: Path, stream: bool
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"delivery": "exactly-once"}, "option delivery=exactly-once"), ({}, "what is the default, exactly once,")],
+    ids=["asked for", "by default"],
+)
+def test_transactions_that_the_broker_refuses(
+    spark: SparkSession, strict: Broker, tmp_path: Path, stream: bool, given: dict[str, str], told: str
 ) -> None:
     place = Place(spark, strict, tmp_path)
-    found = told_by(lambda: place.write("value", stream=stream, delivery="exactly-once"))
-    assert found.startswith("option delivery=exactly-once cannot be: the broker has no two-phase transactions, or does")
+    found = told_by(lambda: place.write("value", stream=stream, **given))
+    assert found.startswith(f"{told} cannot be: the broker allows no two-phase transactions (transaction.two.phase.")
+    assert found.endswith("delivery=at-least-once does without")
     assert place.written() == []
 
 
@@ -185,3 +197,36 @@ def test_an_archive_that_is_not_of_the_topic(place: Place, stream: bool, seed: i
     found = told_by(lambda: read(place, stream, subscribe=world.topic, history=str(world.folder)))
     assert "which was made anew since" in found
     assert found.endswith("read the topic without its history, or the archive alone")
+
+
+@proves("S12", "S14")
+@pytest.mark.parametrize("stream", [False, True], ids=["batch", "stream"])
+def test_a_store_that_does_not_answer(place: Place, stream: bool) -> None:
+    archive = "s3://archives/of-orders"
+    found = told_by(lambda: read(place, stream, history=archive, startingOffsets="earliest"))
+    assert found.startswith(f"{archive} cannot be reached at {NO_STORE['AWS_ENDPOINT_URL']}: ")
+    assert "see to AWS_ENDPOINT_URL, AWS_REGION, and the credentials" in found
+
+
+@proves("S1", "S2")
+@pytest.mark.parametrize("stream", [False, True], ids=["batch", "stream"])
+def test_a_schema_that_topics_do_not_have(place: Place, stream: bool) -> None:
+    reader = place.spark.readStream if stream else place.spark.read
+    given = {"bootstrap": place.broker.bootstrap, "subscribe": place.source}
+
+    def ask(schema: str) -> str:
+        rows = reader.format("headrace").options(**given).schema(schema)
+
+        def run() -> None:
+            if stream:
+                write = rows.load().writeStream.format("noop").option("checkpointLocation", str(place.folder / "c"))
+                write.trigger(availableNow=True).start().awaitTermination(DEADLINE_S)
+            else:
+                rows.load().collect()
+
+        return told_by(run)
+
+    assert ask("value string").startswith("column 'value' of the schema is binary; columns are key, value, topic")
+    assert ask("country string").startswith(
+        "column 'country' of the schema is not there; columns are key, value, topic"
+    )

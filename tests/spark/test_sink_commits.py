@@ -26,13 +26,15 @@ from headrace.client.admin.operations import delete_topic
 from headrace.client.admin.transactions import describe_transactions, list_transactions
 from headrace.client.errors import TransactionFailed, TransactionInDoubt
 from headrace.client.producer.transaction_requests import PreparedTransaction
+from headrace.errors import HeadraceError
 from headrace.spark import decision_log, faults, sink_commits
 from headrace.spark.decisions import NO_RUN, Batch, Decision, Ended, Known, Verdict, attempts_pattern, judge
-from headrace.spark.sink import BatchWriter, Written, parse
-from headrace.spark.sink_commits import AnotherDriver, CommitLost, DecisionLost
+from headrace.spark.sink import BatchWriter, StreamWriter, Written, parse
+from headrace.spark.sink_commits import AnotherDriver, CommitLost, DecisionLost, OtherRows
 from proving import proves
 
 TIMEOUT_MS = 30_000
+ROWS = StructType([StructField("value", StringType())])
 
 
 class Died(Exception):
@@ -165,6 +167,45 @@ def test_a_driver_that_dies_leaves_a_batch_that_counts_once(
     scene.commit(again, scene.tasks(again, " of the second run"))
     which = "second" if point == "sink-written" else "first"
     scene.assert_done("0-0", "0-1", f"1-0 of the {which} run", f"1-1 of the {which} run")
+
+
+@proves("S3")
+@pytest.mark.parametrize("point", ["sink-written", "sink-decided", "sink-ended"])
+def test_a_batch_without_rows_when_it_is_run_again_ends_what_its_first_run_left(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """As was decided: its source has lost them meanwhile, or its filter is another. No other batch follows."""
+    before, batch = scene.batch(0), scene.batch(1)
+    scene.commit(before, scene.tasks(before))
+    with monkeypatch.context() as patched:
+        dies_at(patched, point)
+        with pytest.raises(Died):
+            scene.commit(batch, scene.tasks(batch))
+    scene.forget()
+    given = {"bootstrap": scene.broker.bootstrap, "topic": scene.topic}
+    writer = StreamWriter(parse(given, streaming=True), ROWS, overwrite=False)
+    for _ in range(2):
+        writer.commit([Written(0, scene.batch(1, "second"))], 1)
+        scene.assert_done("0-0", "0-1", *([] if point == "sink-written" else ["1-0", "1-1"]))
+    scene.attempt(scene.batch(2, "second"), 0, ["of an attempt that had rows, and was run again without"])
+    writer.commit([Written(0, scene.batch(2, "second"))], 2)
+    scene.assert_done("0-0", "0-1", *([] if point == "sink-written" else ["1-0", "1-1"]))
+    following = scene.batch(3, "second")
+    writer.commit([Written(1, following, each) for each in scene.tasks(following)], 3)
+    assert {"3-0", "3-1"} <= set(scene.seen())
+
+
+@proves("S3")
+def test_a_write_without_rows_leaves_nothing_of_its_attempts(scene: Scene) -> None:
+    for named in ({}, {"writeId": scene.query}):
+        writer = BatchWriter(
+            parse({"bootstrap": scene.broker.bootstrap, "topic": scene.topic, **named}), ROWS, overwrite=False
+        )
+        batch = writer._batch
+        assert batch is not None
+        scene.attempt(batch, 0, ["of an attempt that had rows, and was run again without"])
+        writer.commit([Written(0, batch)])
+        scene.assert_done()
 
 
 @proves("S3")
@@ -471,14 +512,46 @@ def test_ended_ids_of_attempts_are_ended_for_good(scene: Scene) -> None:
     assert found == ["CompleteCommit", "CompleteCommit", "CompleteAbort"]
 
 
-def test_a_process_keeps_no_driver_of_writes_that_are_done(scene: Scene) -> None:
+def test_a_process_keeps_no_driver_of_writes_that_are_done(scene: Scene, tmp_path: Path) -> None:
     """Of a stream whose batches are written under a name: each has a run of its own."""
-    schema = StructType([StructField("value", StringType())])
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text('{"id": "of a stream"}')
     for number in range(3):
+        (tmp_path / "offsets" / str(number)).write_text(f"v1\n{{}}\n{number}\n")
         given = {"bootstrap": scene.broker.bootstrap, "topic": scene.topic, "writeId": scene.query}
-        writer = BatchWriter(parse({**given, "batchId": str(number)}), schema, overwrite=False)
+        numbered = {"batchId": str(number), "checkpointLocation": str(tmp_path)}
+        writer = BatchWriter(parse({**given, **numbered}), ROWS, overwrite=False)
         batch = writer._batch
         assert batch is not None
         writer.commit([Written(1, batch, scene.attempt(batch, 0, [f"{number}"]))])
     assert sink_commits._drivers == {}
     assert scene.seen() == ["0", "1", "2"]
+
+
+@proves("S3")
+@pytest.mark.parametrize("changed", ["metadata", "offsets/0"])
+def test_a_name_that_comes_with_another_checkpoint_is_refused(scene: Scene, tmp_path: Path, changed: str) -> None:
+    """Its first batch has the number of that which was written."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text('{"id": "of a stream"}')
+    (tmp_path / "offsets" / "0").write_text('v1\n{}\n{"orders": {"0": 100}}\n')
+    given = {"bootstrap": scene.broker.bootstrap, "topic": scene.topic, "writeId": scene.query}
+    numbered = {"batchId": "0", "checkpointLocation": f"file:{tmp_path}"}
+
+    def write(value: str) -> None:
+        writer = BatchWriter(parse({**given, **numbered}), ROWS, overwrite=False)
+        batch = writer._batch
+        assert batch is not None
+        messages = [Written(1, batch, scene.attempt(batch, 0, [value]))]
+        try:
+            writer.commit(list(messages))
+        except HeadraceError:
+            writer.abort(list(messages))
+            raise
+
+    write("once")
+    write("again")
+    (tmp_path / changed).write_text((tmp_path / changed).read_text().replace("stream", "nother").replace("100", "101"))
+    with pytest.raises(OtherRows, match=r"other offsets than it has now, .* give the writes another writeId"):
+        write("other rows")
+    scene.assert_done("once")

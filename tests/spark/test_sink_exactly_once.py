@@ -22,13 +22,13 @@ from brokers import Broker, wait_for
 from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.transactions import end_transactions, list_transactions
 from headrace.spark import decision_log
-from headrace.spark.decisions import Decision
+from headrace.spark.decisions import WRITE, Decision
 from headrace.spark.faults import VARIABLE
-from headrace.spark.sink import WRITE
 from proving import proves
 from spark import process_tree, sink_driver
 from spark.confluent_rows import create_topic, numbered, send
 from spark.driver_process import DEADLINE_S, DriverProcess
+from spark.older_broker import OlderBroker
 from spark.standalone import LOOPBACK, Standalone
 
 if TYPE_CHECKING:
@@ -109,8 +109,9 @@ def test_batches_of_a_write_are_told_apart_by_their_numbers(
     scene.send(300)
 
     def both(rows: DataFrame, batch: int) -> None:
+        numbered = {"writeId": name, "batchId": str(batch), "checkpointLocation": str(scene.checkpoint)}
         for to in (topic, other):
-            writer(broker, rows.select("value"), to, writeId=name, batchId=str(batch)).save()
+            writer(broker, rows.select("value"), to, **numbered).save()
 
     options = {"bootstrap": broker.bootstrap, "subscribe": scene.source, "startingOffsets": "earliest"}
     read = spark.readStream.format("headrace").options(**options, maxOffsetsPerTrigger="200").load()
@@ -126,8 +127,48 @@ def test_batches_of_a_write_are_told_apart_by_their_numbers(
     known = {each.batch.query: each.batch.number for each in decided(broker) if name in each.batch.query}
     assert known == {f"{WRITE}{name}@{topic}": last, f"{WRITE}{name}@{other}": last}
     with pytest.raises(PySparkException, match="batch 0 comes after batch"):
-        writer(broker, numbers(spark, 5), topic, writeId=name, batchId="0").save()
+        both(numbers(spark, 5), 0)
     assert values(broker, topic) == expected
+
+
+@proves("S3")
+def test_foreach_batch_with_an_older_checkpoint_is_refused_and_passes_over_nothing(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    scene, name = Copy(broker, tmp_path), f"restored {uuid.uuid4()}"
+
+    def write(rows: DataFrame, batch: int) -> None:
+        numbered = {"writeId": name, "batchId": str(batch), "checkpointLocation": str(scene.checkpoint)}
+        writer(broker, rows.select("value"), scene.target, **numbered).save()
+
+    def run() -> None:
+        given = {"bootstrap": broker.bootstrap, "subscribe": scene.source, "startingOffsets": "earliest"}
+        stream = spark.readStream.format("headrace").options(**given).load().writeStream.foreachBatch(write)
+        started = stream.option("checkpointLocation", str(scene.checkpoint)).trigger(availableNow=True).start()
+        assert started.awaitTermination(int(DEADLINE_S))
+
+    for n in range(3):
+        scene.send(50)
+        run()
+        shutil.copytree(scene.checkpoint, tmp_path / f"kept-{n}")
+    scene.send(50)
+    for kept, told in (
+        (0, "batch 1 comes after batch 2 of this query was committed"),
+        (1, "batch 2 of this query was committed before, with other offsets than it has now"),
+    ):
+        shutil.rmtree(scene.checkpoint)
+        shutil.copytree(tmp_path / f"kept-{kept}", scene.checkpoint)
+        with pytest.raises(PySparkException, match=told):
+            run()
+        assert values(broker, scene.target) == sorted(b"v%d" % n for n in range(150))
+        assert open_transactions(broker) == []
+    shutil.rmtree(scene.checkpoint)
+    with pytest.raises(PySparkException, match=r"batch 0 comes after batch 2 .* give the writes another writeId"):
+        run()
+    shutil.rmtree(scene.checkpoint)
+    shutil.copytree(tmp_path / "kept-2", scene.checkpoint)
+    run()
+    scene.check_all()
 
 
 @proves("S3")
@@ -180,20 +221,64 @@ def test_a_write_that_fails_leaves_nothing_to_be_seen(spark: SparkSession, broke
 
 
 @proves("S3")
-def test_at_least_once_is_a_choice_and_transactions_that_cannot_be_had_are_told(
+def test_transactions_that_the_broker_refuses_are_told_and_at_least_once_is_a_choice(
     spark: SparkSession, fresh_broker: Callable[..., Broker]
 ) -> None:
+    """Also to those who have asked for nothing: exactly once is the default."""
     broker = fresh_broker(settings={"transaction.two.phase.commit.enable": "false"})
     topic = create_topic(broker)
-    told = "the broker has no two-phase transactions, or does not allow them"
-    with pytest.raises(PySparkException, match=f"option delivery=exactly-once cannot be: {told}"):
-        writer(broker, numbers(spark, 10), topic, delivery="exactly-once").save()
-    with pytest.raises(PySparkException, match=f"option writeId='x' cannot be: {told}"):
-        writer(broker, numbers(spark, 10), topic, writeId="x").save()
+    told = "cannot be: the broker allows no two-phase transactions"
+    for given, asked in (
+        ({"delivery": "exactly-once"}, "option delivery=exactly-once"),
+        ({"writeId": "x"}, "option writeId='x'"),
+        ({}, "what is the default, exactly once,"),
+    ):
+        with pytest.raises(PySparkException, match=f"{asked} {told}"):
+            writer(broker, numbers(spark, 10), topic, **given).save()
     assert values(broker, topic) == []
-    writer(broker, numbers(spark, 10), topic).save()
     writer(broker, numbers(spark, 10), topic, delivery="at-least-once").save()
-    assert len(values(broker, topic)) == 20
+    assert len(values(broker, topic)) == 10
+
+
+@proves("S3")
+def test_a_broker_that_knows_no_two_phase_transactions_is_written_to_at_least_once_and_that_is_said(
+    spark: SparkSession, fresh_broker: Callable[..., Broker], driver_log: Path, tmp_path: Path
+) -> None:
+    """Unless exactly once was asked for. In a stream it is said once, not with each batch or task."""
+    older = OlderBroker()
+    broker = fresh_broker(advertise=(older.bootstrap,))
+    host, _, port = broker.bootstrap.rpartition(":")
+    older.upstream = host, int(port)
+    topic = create_topic(broker)
+    at = {"bootstrap": older.bootstrap, "topic": topic}
+
+    def said() -> int:
+        return driver_log.read_text(errors="replace").count("rows are written at least once")
+
+    def write(**given: str) -> None:
+        numbers(spark, 10).write.format("headrace").options(**at, **given).mode("append").save()
+
+    for given, asked in (
+        ({"delivery": "exactly-once"}, "option delivery=exactly-once"),
+        ({"writeId": "x"}, "option writeId='x'"),
+    ):
+        with pytest.raises(PySparkException, match=f"{asked} cannot be: the broker has no two-phase transactions"):
+            write(**given)
+    assert values(broker, topic) == []
+    before = said()
+    write(delivery="at-least-once")
+    assert said() == before
+    write()
+    assert said() == before + 1
+    source = create_topic(broker)
+    send(broker, source, numbered(400))
+    given = {"bootstrap": older.bootstrap, "subscribe": source, "startingOffsets": "earliest"}
+    read = spark.readStream.format("headrace").options(**given, maxOffsetsPerTrigger="100").load().select("value")
+    stream = read.writeStream.format("headrace").options(**at, checkpointLocation=str(tmp_path / "checkpoint"))
+    assert stream.trigger(availableNow=True).start().awaitTermination(int(DEADLINE_S))
+    assert said() == before + 2
+    assert len(values(broker, topic)) == 20 + 400
+    older.close()
 
 
 @pytest.mark.parametrize(
@@ -203,6 +288,11 @@ def test_at_least_once_is_a_choice_and_transactions_that_cannot_be_had_are_told(
         ({"delivery": "at-least-once", "writeId": "x"}, "option writeId needs delivery=exactly-once"),
         ({"batchId": "1"}, "option batchId numbers the writes of one name"),
         ({"writeId": "x", "batchId": "-1"}, "option batchId='-1' is not understood; write a number from 0 on"),
+        ({"writeId": "x", "batchId": "1"}, "option batchId needs checkpointLocation, that of the stream"),
+        (
+            {"writeId": "x", "batchId": "1", "checkpointLocation": "/nowhere"},
+            "option checkpointLocation='/nowhere' has no offsets of a batch 1",
+        ),
     ],
 )
 def test_what_cannot_be_is_told(spark: SparkSession, broker: Broker, given: dict[str, str], told: str) -> None:
@@ -224,11 +314,9 @@ class Copy:
         send(self.broker, self.source, numbered(count, self.sent))
         self.sent += count
 
-    def driver(
-        self, *, rows: int = 400, die_at: str = "", master: str = "local[2]", follow: bool = False
-    ) -> DriverProcess:
+    def driver(self, *, rows: int = 400, die_at: str = "", master: str = "local[2]", how: str = "") -> DriverProcess:
         command = [sys.executable, str(DRIVER), master, self.broker.bootstrap, self.source, self.target]
-        command += [str(self.checkpoint), str(rows), *(["follow"] if follow else [])]
+        command += [str(self.checkpoint), str(rows), how]
         known = {**LOOPBACK, "PYTHONPATH": os.pathsep.join(sys.path), "PYSPARK_PYTHON": sys.executable}
         return DriverProcess(command, {**known, **({VARIABLE: die_at} if die_at else {})}, self.folder)
 
@@ -276,6 +364,24 @@ def test_a_driver_killed_after_its_decision_is_made_up_for(scene: Copy, spark: S
     assert known is not None
     assert known.batch.number == 2
     assert len(known.before) == 1
+
+
+@proves("S3")
+def test_a_batch_without_rows_when_it_is_run_again_has_those_that_were_decided(
+    scene: Copy, spark: SparkSession
+) -> None:
+    """Its filter was changed after its driver had died, and no other batch follows."""
+    scene.send(400)
+    driver = scene.driver(die_at="sink-decided:0")
+    assert driver.wait() == -signal.SIGKILL, driver.told()
+    assert scene.check() == 0
+    assert len(open_transactions(scene.broker)) == 2
+    given = {"bootstrap": scene.broker.bootstrap, "subscribe": scene.source, "startingOffsets": "earliest"}
+    read = spark.readStream.format("headrace").options(**given, columns="key,value").load().where("value is null")
+    write = read.writeStream.format("headrace").option("bootstrap", scene.broker.bootstrap)
+    changed = write.option("topic", scene.target).option("checkpointLocation", str(scene.checkpoint))
+    assert changed.trigger(availableNow=True).start().awaitTermination(int(DEADLINE_S))
+    scene.check_all()
 
 
 @proves("S3")
@@ -353,7 +459,7 @@ def test_twenty_kills_of_the_sinks_driver_and_more_of_everything_else(
     while kills["driver"] < DRIVER_KILLS:
         scene.send(3000)
         cluster = None if kills["driver"] < LOCAL_KILLS else standalone()
-        driver = scene.driver(rows=300, follow=True, master=cluster.address if cluster else "local[2]")
+        driver = scene.driver(rows=300, how="follow", master=cluster.address if cluster else "local[2]")
         before = scene.batches()
         wait_for("a batch to begin", lambda: scene.batches() > before or not driver.runs, DEADLINE_S)  # noqa: B023
         for _ in range(draw.randrange(3)):
@@ -384,6 +490,25 @@ def test_twenty_kills_of_the_sinks_driver_and_more_of_everything_else(
         left_open=0,
         seconds=round(time.monotonic() - began),
     )
+
+
+@pytest.mark.long
+@proves("S3", "S9")
+def test_attempts_that_lost_against_speculative_ones_are_seen_by_nobody(
+    scene: Copy, standalone: Callable[[], Standalone], proof_report: Callable[..., None]
+) -> None:
+    """On a cluster, where Spark speculates: slow attempts have written rows, and nothing ever tells of them. They end
+    only as another attempt was done first. The short form, without Spark, is in test_sink_commits.py."""
+    batches, rows = 3, 20_000
+    scene.send(batches * rows)
+    driver = scene.driver(rows=rows, how="speculate", master=standalone().address)
+    assert driver.wait() == 0, driver.told()
+    slow = len(list(scene.folder.glob("slow-*")))
+    assert slow == scene.batches() >= batches
+    scene.check_all()
+    seen = len(values(scene.broker, scene.target, "uncommitted"))
+    assert seen > scene.sent, "they had written before they lost"
+    proof_report(attempts_that_lost=slow, rows=scene.sent, rows_of_these=seen - scene.sent, lost=0, duplicated=0)
 
 
 def strike(

@@ -203,8 +203,9 @@ def _start(spark: SparkSession, output: Output, options: JobOptions, state: Stat
         writer = output.rows.writeStream.format("headrace").options(**sent)
     else:
         # Spark lets a sink in Python take rows in append mode only; a batch at a time they are the same to a topic.
-        named = {} if sent.get("delivery") == AT_LEAST_ONCE else {"writeId": f"{state.id}-{output.name}"}
-        writer = output.rows.writeStream.foreachBatch(partial(_send, sent | named))
+        named = {"writeId": f"{state.id}-{output.name}", "checkpointLocation": str(options.folder / output.name)}
+        is_named = sent.get("delivery") != AT_LEAST_ONCE
+        writer = output.rows.writeStream.foreachBatch(partial(_send, sent | (named if is_named else {})))
     writer = writer.option("checkpointLocation", str(options.folder / output.name)).outputMode(output.mode)
     if options.follow:
         return writer.trigger(processingTime=f"{options.trigger_s:g} seconds").start()
@@ -212,7 +213,7 @@ def _start(spark: SparkSession, output: Output, options: JobOptions, state: Stat
 
 
 def _send(options: Mapping[str, str], rows: DataFrame, batch: int) -> None:
-    """A batch that Spark runs again is known by its number."""
+    """A batch that Spark runs again is known by its number, and by what the checkpoint has of it."""
     numbered = {"batchId": str(batch)} if "writeId" in options else {}
     rows.write.format("headrace").options(**options, **numbered).mode("append").save()
 

@@ -32,6 +32,8 @@ from headrace.errors import CorruptBatch
 
 PREFIX: Final = "spark"
 EVERY_ATTEMPT: Final = rf"^{PREFIX}\..*"
+WRITE: Final = "write-"
+"""How the queries of batch writes begin: under names that no stream has."""
 NO_RUN: Final = ""
 NO_BATCH: Final = -1
 EVERY_BATCH: Final = sys.maxsize

@@ -9,9 +9,10 @@ clients, and rows without either go to one partition after another.
 the driver commits those of the attempts that count, as it was decided once (see `sink_commits`). A batch that is run
 again, after whatever died, finds the decision.
 
-**At least once** with `delivery=at-least-once`, and, with a warning, where the broker has no two-phase transactions:
-each task writes with an identity of its own under which the broker drops batches that a retry on the wire repeats. But
-a task that Spark runs again, or a micro-batch repeated after a restart, writes its rows once more.
+**At least once** with `delivery=at-least-once`, and, with a warning, where the broker knows no two-phase transactions
+and nothing was asked for: each task writes with an identity of its own under which the broker drops batches that a
+retry on the wire repeats. But a task that Spark runs again, or a micro-batch repeated after a restart, writes its rows
+once more. A broker that has such transactions and refuses them is an error, unless at least once was asked for.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from headrace.arrow.write import Pending, WriteFailed, Writer
 from headrace.client.admin.cluster import Cluster
 from headrace.client.errors import TransactionFailed
 from headrace.client.producer.transaction_requests import PreparedTransaction
-from headrace.errors import ErrorCode, HeadraceError, OperatorError, SettingError, Unsupported
+from headrace.errors import ErrorCode, HeadraceError, OperatorError, SettingError
 from headrace.records.codecs import Codec
 from headrace.spark import decision_log, options, sink_commits, task_batch
 from headrace.spark.connections import begin_task, cluster_at
-from headrace.spark.decisions import NO_RUN, Batch, Verdict, judge
+from headrace.spark.decisions import NO_RUN, WRITE, Batch, Verdict, judge
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,6 @@ UNDER_WAY_MAX: Final = 2
 NO_TASK: Final = -1
 EXACTLY_ONCE: Final = "exactly-once"
 AT_LEAST_ONCE: Final = "at-least-once"
-WRITE: Final = "write-"
-"""Batch writes are queries under names that no stream has."""
 
 _TEXT_OR_BYTES: Final = ("string", "binary")
 _TYPES: Final = {
@@ -64,7 +63,10 @@ _TYPES: Final = {
     "timestamp": ("timestamp",),
 }
 _SENT: Final = ("key", "value", "headers", "timestamp", "partition")
-_NOT_TO_BE_HAD: Final = frozenset({ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION})
+_NOT_KNOWN: Final = "the broker has no two-phase transactions"
+_REFUSED: Final = (
+    "the broker allows no two-phase transactions (transaction.two.phase.commit.enable), or not to this client"
+)
 
 Send = Callable[[str, pa.RecordBatch], Pending]
 
@@ -76,11 +78,12 @@ class SinkOptions:
     codec: Codec
     timeout_ms: int
     delivery: str | None = None
-    """None: exactly once if the broker can."""
+    """None: exactly once, unless the broker knows nothing of it."""
     write_id: str = ""
-    batch_id: int = 0
-    """Of several writes under one name, one after the other."""
+    batch_id: int | None = None
+    """Of several writes under one name, one after the other: the batches of a stream."""
     checkpoint: str = ""
+    """Of the stream that is written, or of which a batch is."""
 
 
 def parse(given: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
@@ -96,11 +99,16 @@ def parse(given: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     timeout_ms = options.duration_ms(given, "timeout", options.DEFAULT_TIMEOUT_MS)
     delivery = options.choice(given, "delivery", (EXACTLY_ONCE, AT_LEAST_ONCE)) if "delivery" in given else None
     write_id = given.get("writeid", "")
-    batch_id = options.read(given, "batchId", 0, options.count, "a number from 0 on, as foreachBatch has it")
+    batch_id = options.read(given, "batchId", None, options.count, "a number from 0 on, as foreachBatch has it")
     if write_id and streaming:
         raise SettingError("option writeId is for batch writes: a stream is known by its checkpoint")
-    if "batchid" in given and not write_id:
+    if batch_id is not None and not write_id:
         raise SettingError("option batchId numbers the writes of one name: give that with option writeId")
+    if batch_id is not None and "checkpointlocation" not in given:
+        raise SettingError(
+            "option batchId needs checkpointLocation, that of the stream: by it a batch that is run again is told from "
+            "another one of its number"
+        )
     if write_id and delivery == AT_LEAST_ONCE:
         raise SettingError("option writeId needs delivery=exactly-once: at least once nothing is remembered of a write")
     if write_id:
@@ -133,9 +141,9 @@ def check_schema(rows: StructType, chosen: SinkOptions) -> None:
 class Written(WriterCommitMessage):
     rows: int
     batch: Batch | None = None
-    """None at least once, and where there were no rows."""
+    """None at least once."""
     prepared: PreparedTransaction | None = None
-    """None where the batch was decided before."""
+    """None where the batch was decided before, and where there were no rows."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -146,7 +154,8 @@ class BatchWriter(DataSourceArrowWriter):
             raise SettingError("a topic cannot be overwritten, only added to: use mode append")
         check_schema(rows, chosen)
         self._options = chosen
-        batch = Batch(_write_name(chosen), str(uuid.uuid4()), chosen.batch_id)
+        self._plan = "" if chosen.batch_id is None else _plan_of_named(chosen.checkpoint, chosen.batch_id)
+        batch = Batch(_write_name(chosen), str(uuid.uuid4()), chosen.batch_id or 0)
         self._batch = batch if prepare_batch(chosen, batch) else None
         """None at least once."""
 
@@ -155,10 +164,15 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         prepared = _prepared(messages)
-        if self._batch is not None and (prepared or self._options.write_id):
-            _commit(self._options, self._batch, prepared, "", last=not self._options.write_id)
-            # No other batch has its run; the process may live on for many writes.
-            sink_commits.let_go(self._options.bootstrap, self._batch)
+        if self._batch is None:
+            return
+        if not prepared and not self._options.write_id:
+            # Nothing is to be seen of it, also nothing that attempts have left.
+            self.abort(messages)
+            return
+        _commit(self._options, self._batch, prepared, self._plan, last=not self._options.write_id)
+        # No other batch has its run; the process may live on for many writes.
+        sink_commits.let_go(self._options.bootstrap, self._batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if self._batch is not None:
@@ -183,22 +197,29 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write(self._options, iterator, None if self._options.delivery == AT_LEAST_ONCE else _stream_batch())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        batch = _batch_of(messages)
-        if batch is not None:
-            plan = _plan_at(self._options.checkpoint, batchId)
-            _commit(self._options, batch, _prepared(messages), plan, last=False)
+        """Also of a batch without rows: run again it may have none any more, and those of its first run are decided, or
+        left open."""
+        chosen, batch, prepared = self._options, _batch_of(messages), _prepared(messages)
+        if chosen.delivery == AT_LEAST_ONCE:
+            return
+        if is_plain := _is_plain(messages):
+            _warn_once()
+        if batch is not None and (prepared or (not is_plain and _can_commit(chosen, batch))):
+            _commit(chosen, batch, prepared, _plan_at(chosen.checkpoint, batchId), last=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """A query that is stopped in the middle of a batch has no messages: then its checkpoint tells which it is."""
-        batch = _batch_of(messages)
-        if batch is not None:
-            _abort(self._options, batch, messages, last=False)
-        elif self._options.delivery != AT_LEAST_ONCE and None in messages:
-            try:
-                query = _query_at(self._options.checkpoint)
-                _abort(self._options, Batch(query, NO_RUN, batchId), messages, last=False)
-            except (HeadraceError, OSError, ValueError, KeyError) as error:
-                log.warning("what the tasks of this batch have left is ended when the query goes on: %s", error)
+        chosen, batch, prepared = self._options, _batch_of(messages), _prepared(messages)
+        if chosen.delivery == AT_LEAST_ONCE or (_is_plain(messages) and not prepared):
+            return
+        try:
+            batch = batch or Batch(_query_at(chosen.checkpoint), NO_RUN, batchId)
+            if prepared or _can_commit(chosen, batch):
+                _abort(chosen, batch, messages, last=False)
+        except (HeadraceError, OSError, ValueError, KeyError) as error:
+            if prepared:
+                raise
+            log.warning("what the tasks of this batch have left is ended when the query goes on: %s", error)
 
 
 def _stream_batch() -> Batch:
@@ -210,12 +231,25 @@ def _batch_of(messages: Iterable[WriterCommitMessage | None]) -> Batch | None:
     return next((each.batch for each in messages if isinstance(each, Written) and each.batch is not None), None)
 
 
+def _is_plain(messages: Iterable[WriterCommitMessage | None]) -> bool:
+    """Whether rows were written without a transaction."""
+    return any(each.batch is None for each in messages if isinstance(each, Written))
+
+
 def _prepared(messages: Iterable[WriterCommitMessage | None]) -> list[PreparedTransaction]:
     return [each.prepared for each in messages if isinstance(each, Written) and each.prepared is not None]
 
 
 def _commit(chosen: SinkOptions, batch: Batch, prepared: list[PreparedTransaction], plan: str, *, last: bool) -> None:
-    sink_commits.commit(chosen.bootstrap, batch, prepared, last=last, timeout_ms=chosen.timeout_ms, plan=plan)
+    sink_commits.commit(
+        chosen.bootstrap,
+        batch,
+        prepared,
+        last=last,
+        timeout_ms=chosen.timeout_ms,
+        plan=plan,
+        is_named=bool(chosen.write_id),
+    )
 
 
 def _abort(chosen: SinkOptions, batch: Batch, messages: Iterable[WriterCommitMessage | None], *, last: bool) -> None:
@@ -233,11 +267,30 @@ def _plan_at(checkpoint: str, batch: int) -> str:
     if not checkpoint:
         return ""
     try:
-        ends = _kept(checkpoint, f"offsets/{batch}").splitlines()[2:]
+        return _digest(*_planned(checkpoint, batch))
     except (OSError, ValueError) as error:
         log.info("of batch %d is not known what Spark has planned: %s", batch, error)
         return ""
-    return hashlib.sha256(b"\n".join(ends)).hexdigest()[:16]
+
+
+def _plan_of_named(checkpoint: str, batch: int) -> str:
+    """The same of a batch that is written under a name, and of which stream it is: another one may come with the name.
+    SettingError if it cannot be read."""
+    try:
+        return _digest(_query_at(checkpoint).encode(), *_planned(checkpoint, batch))
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingError(
+            f"option checkpointLocation={checkpoint!r} has no offsets of a batch {batch}: give the place of the stream "
+            f"in whose foreachBatch this is written ({error})"
+        ) from None
+
+
+def _planned(checkpoint: str, batch: int) -> list[bytes]:
+    return _kept(checkpoint, f"offsets/{batch}").splitlines()[2:]
+
+
+def _digest(*lines: bytes) -> str:
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
 
 
 def _kept(checkpoint: str, name: str) -> bytes:
@@ -258,10 +311,25 @@ def prepare_batch(chosen: SinkOptions, batch: Batch) -> bool:
             cluster.topic(chosen.topic, create=True)
         if chosen.delivery == AT_LEAST_ONCE:
             return False
-        transaction = _begin(cluster, chosen, batch.transactional_id(NO_TASK, 0))
-        if transaction is not None:
-            transaction.abort()
-        return transaction is not None
+        has_transactions = _has_transactions(cluster, chosen, batch)
+        if not has_transactions:
+            _warn_once()
+        return has_transactions
+
+
+def _has_transactions(cluster: Cluster, chosen: SinkOptions, batch: Batch) -> bool:
+    transaction = _begin(cluster, chosen, batch.transactional_id(NO_TASK, 0))
+    if transaction is not None:
+        transaction.abort()
+    return transaction is not None
+
+
+def _can_commit(chosen: SinkOptions, batch: Batch) -> bool:
+    """Whether a batch without rows has a driver, or may have one."""
+    if chosen.delivery == EXACTLY_ONCE or sink_commits.is_driven(chosen.bootstrap, batch):
+        return True
+    with cluster_at(chosen.bootstrap, chosen.timeout_ms, patient=True) as cluster:
+        return _has_transactions(cluster, chosen, batch)
 
 
 def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch], batch: Batch | None = None) -> Written:
@@ -269,7 +337,7 @@ def write(chosen: SinkOptions, batches: Iterator[pa.RecordBatch], batch: Batch |
     begin_task()
     first = next((rows for rows in batches if len(rows)), None)
     if first is None:
-        return Written(0)
+        return Written(0, batch)
     rest = _chain(first, batches)
     if batch is None:
         return _write_plainly(chosen, rest)
@@ -297,18 +365,23 @@ def _attempt_id(batch: Batch) -> str:
 
 
 def _begin(cluster: Cluster, chosen: SinkOptions, name: str, for_rows: Cluster | None = None) -> Transaction | None:
-    """A transaction; None where there can be none, and it was not asked for by name."""
+    """A transaction; None where the broker knows none, and it was not asked for. One that refuses is told: who asks for
+    nothing is to have each row once too."""
     try:
         return Transaction(name, codec=chosen.codec, timeout_ms=chosen.timeout_ms, cluster=cluster, for_rows=for_rows)
     except HeadraceError as error:
-        if not isinstance(error, Unsupported) and error.kafka_code not in _NOT_TO_BE_HAD:
+        if error.kafka_code == ErrorCode.UNSUPPORTED_VERSION:
+            if chosen.delivery is None:
+                return None
+            told = _NOT_KNOWN
+        elif error.kafka_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            told = _REFUSED
+        else:
             raise
-        told = "the broker has no two-phase transactions, or does not allow them (transaction.two.phase.commit.enable)"
-        if chosen.delivery == EXACTLY_ONCE:
+        asked = "what is the default, exactly once,"
+        if chosen.delivery is not None:
             asked = f"option writeId={chosen.write_id!r}" if chosen.write_id else f"option delivery={EXACTLY_ONCE}"
-            raise OperatorError(f"{asked} cannot be: {told}: {error}; delivery={AT_LEAST_ONCE} does without") from None
-        _warn(f"{told}: rows are written at least once; option delivery={AT_LEAST_ONCE} says that this is meant")
-        return None
+        raise OperatorError(f"{asked} cannot be: {told}: {error}; delivery={AT_LEAST_ONCE} does without") from None
 
 
 def _write_in(
@@ -387,11 +460,12 @@ def _by_topic(rows: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Record
         yield name, sent.filter(pc.equal(topics, name))
 
 
-_warned: Final[set[str]] = set()
+_warned: Final[list[bool]] = []
 
 
-def _warn(words: str) -> None:
-    """Once in a process."""
-    if words not in _warned:
-        _warned.add(words)
-        log.warning("headrace: %s", words)
+def _warn_once() -> None:
+    """By the driver, in the process that plans and commits."""
+    if not _warned:
+        _warned.append(True)
+        told = "headrace: %s: rows are written at least once; option delivery=%s says that this is meant"
+        log.warning(told, _NOT_KNOWN, AT_LEAST_ONCE)

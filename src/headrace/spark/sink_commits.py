@@ -2,7 +2,8 @@
 
     take over     read the decision; take the query's transactional id, so that no other driver can decide any more;
                   read again, as the other may have decided before that; commit what is decided
-    commit        if the batch is open: see that its transactions are, decide, commit them all; sweep
+    commit        if the batch is open: see that its transactions are, decide, commit them all; sweep. Of a batch of a
+                  stream that has no rows nothing is decided, whatever its first run has left is ended
     abort         what is decided stays so; its run is over, so that no late attempt of it writes; sweep
 
 A sweep aborts what attempts have left that Spark tells nobody of: of tasks that were run again, of speculative ones
@@ -23,6 +24,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from headrace.client.admin.cluster import Cluster
@@ -41,6 +43,7 @@ from headrace.spark.decisions import (
     EVERY_ATTEMPT,
     EVERY_BATCH,
     NO_RUN,
+    WRITE,
     Batch,
     Decision,
     Ended,
@@ -68,6 +71,10 @@ ONGOING: Final = "Ongoing"
 _COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
 _OLDER: Final = (
     "is an older one, or was emptied in part; give it a new checkpoint, with the offsets from which to go on"
+)
+_OF_NAMED: Final = (
+    "is another, or an older one, or was emptied in part; give the writes another writeId, with a checkpoint and the "
+    "offsets from which to go on"
 )
 
 
@@ -117,14 +124,19 @@ class SinkDriver:
     def close(self) -> None:
         self._writer.close()
 
-    def commit(self, cluster: Cluster, batch: Batch, prepared: Sequence[PreparedTransaction], plan: str) -> None:
-        """The rows of the batch count when this returns: these, or those that were decided on before."""
+    def commit(
+        self, cluster: Cluster, batch: Batch, prepared: Sequence[PreparedTransaction], plan: str, *, is_named: bool
+    ) -> None:
+        """The rows of the batch count when this returns: these, or those that were decided on before. That there are
+        none is decided only of a write that has a name."""
         if is_another(self.known, batch, plan):
             raise OtherRows(
                 f"batch {batch.number} of this query was committed before, with other offsets than it has now, so "
-                f"nothing of it is written: its checkpoint {_OLDER}"
+                f"nothing of it is written: its checkpoint {_advice(batch)}"
             )
         if judge(self.known, batch) is Verdict.OPEN:
+            if not prepared and not is_named:
+                return
             faults.reached("sink-written", batch.number)
             self._check_undecided(cluster, batch)
             _check_open(cluster, prepared)
@@ -226,8 +238,12 @@ def _told(known: Decision, batch: Batch) -> str:
         )
     return (
         f"batch {batch.number} comes after batch {known.batch.number} of this query was committed, so nothing of it is "
-        f"written: another driver runs the query, or its checkpoint {_OLDER}"
+        f"written: another driver runs the query, or its checkpoint {_advice(batch)}"
     )
+
+
+def _advice(batch: Batch) -> str:
+    return _OF_NAMED if batch.query.startswith(WRITE) else _OLDER
 
 
 def _check_open(cluster: Cluster, prepared: Sequence[PreparedTransaction]) -> None:
@@ -277,6 +293,11 @@ def _driver(cluster: Cluster, bootstrap: str, batch: Batch, timeout_ms: int) -> 
     return driver, True
 
 
+def is_driven(bootstrap: str, batch: Batch) -> bool:
+    """Whether this process has a driver of the run."""
+    return (os.getpid(), bootstrap, batch.query, batch.run) in _drivers
+
+
 def let_go(bootstrap: str, batch: Batch) -> None:
     """The driver of a run in this process, if there is one, with its connections."""
     driver = _drivers.pop((os.getpid(), bootstrap, batch.query, batch.run), None)
@@ -292,22 +313,31 @@ def commit(
     last: bool,
     timeout_ms: int,
     plan: str = "",
+    is_named: bool = False,
 ) -> None:
     """Let a batch count. `last` if its query has no other one: then nothing is remembered of it, unless it is named."""
+    commit_ = partial(_commit, bootstrap, batch, prepared, plan, last=last, timeout_ms=timeout_ms, is_named=is_named)
     try:
         try:
-            _commit(bootstrap, batch, prepared, plan, last=last, timeout_ms=timeout_ms)
+            commit_()
         except (TransactionFenced, TransactionFailed):
             # Taken over by another one, or too slow: who takes over again knows which.
             let_go(bootstrap, batch)
-            _commit(bootstrap, batch, prepared, plan, last=last, timeout_ms=timeout_ms)
+            commit_()
     except BaseException:
         let_go(bootstrap, batch)
         raise
 
 
 def _commit(
-    bootstrap: str, batch: Batch, prepared: Sequence[PreparedTransaction], plan: str, *, last: bool, timeout_ms: int
+    bootstrap: str,
+    batch: Batch,
+    prepared: Sequence[PreparedTransaction],
+    plan: str,
+    *,
+    last: bool,
+    timeout_ms: int,
+    is_named: bool,
 ) -> None:
     with cluster_at(bootstrap, timeout_ms, patient=True) as cluster:
         try:
@@ -315,7 +345,7 @@ def _commit(
         except AnotherDriver:
             _abort_own(cluster, batch, prepared, timeout_ms)
             raise
-        driver.commit(cluster, batch, prepared, plan)
+        driver.commit(cluster, batch, prepared, plan, is_named=is_named)
         driver.sweep(cluster, batch.query, whole=is_new or last)
         if last:
             driver.drop()
