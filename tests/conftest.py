@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if layout := config.getoption("--layout"):
         os.environ[LAYOUT_VARIABLE] = layout
     os.environ["HEADRACE_CONFIG"] = os.devnull  # contexts of whoever runs the tests are no part of them
+    os.environ.setdefault("HEADRACE_SPARK_CLASSES", "off")  # nothing is left behind in their cache, nor made there
     # kafka-python reads its schemas the old way; that is not ours to mend.
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from headrace.cli.main import main as main_of_headrace
 from headrace.errors import HeadraceError
-from headrace.spark import session
+from headrace.spark import java, session
 from headrace.spark.faults import VARIABLE
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -37,8 +37,7 @@ PLOT: Final = ROOT / ".work" / "demo" / "revenue.png"
 SECONDS: Final = 10
 RATE: Final = 6000
 BATCH: Final = 20_000
-# A JVM that lives for a minute is not worth the optimising compiler.
-SHORT_LIVED: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SHORT_LIVED: Final = {"spark.driver.extraJavaOptions": java.SHORT_LIVED}
 STOP_WITHIN_S: Final = 30.0
 BAR: Final = 44
 BOLD, GREEN, RED, DIM, PLAIN = ("\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m")

@@ -27,10 +27,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import spark_classes
 from needs import TESTS, needs_of, tests_of
@@ -78,7 +79,6 @@ WITH_PROCESSES = (
     "system",
 )
 """Tests that start brokers, clients or whole simulated clusters, or use real sockets and disks: not quick."""
-ENVIRONMENT = {"SPARK_SUBMIT_OPTS": spark_classes.OPTIONS}
 OUTCOMES = ("passed", "skipped", "failed")
 NOTHING_COLLECTED = 5
 STOPPED = -1
@@ -91,13 +91,20 @@ class Lanes:
     """Works on a queue of parts; when one fails in a way that makes the others pointless, those under way are ended and
     none is begun any more. A part leads a group of processes, so that what it has started ends with it."""
 
-    def __init__(self, commands: dict[str, list[str]], decisive: str, lanes: int = LANES) -> None:
+    def __init__(
+        self,
+        commands: dict[str, list[str]],
+        decisive: str,
+        lanes: int = LANES,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.codes: dict[str, int] = {}
         self.again: list[str] = []
         """Commands that run again what failed."""
         self._waiting = deque(commands.items())
         self._decisive = decisive
         self._lanes = lanes
+        self._environment = {**os.environ, **environment}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
         self._stopping = False
@@ -126,7 +133,7 @@ class Lanes:
                     process = subprocess.Popen(
                         command,
                         cwd=ROOT,
-                        env={**os.environ, **ENVIRONMENT},
+                        env=self._environment,
                         stdin=subprocess.DEVNULL,  # another group than the terminal's may not read from it
                         stdout=output,
                         stderr=subprocess.STDOUT,
@@ -195,10 +202,11 @@ def run(proven: Path, arguments: list[str]) -> int:
     tests = {name: [*pytest, "--proven", str(files[name]), *chosen] for name, chosen in parts.items()}
     # The longest first, so that the lanes end together; the checks early, because they fail early. When they are done,
     # the first part has made the classes that every JVM of the next one maps.
+    environment = spark_classes.environment()
     tests["pipelines"] = [sys.executable, "tools/spark_classes.py", *tests["pipelines"]]
     first = {name: tests.pop(name) for name in ("pipelines", "others", "client")}
     tests = {name: tests.pop(name) for name in ("spark", "clusters", "cli")} | tests
-    lanes = Lanes({**first, "checks": ["make", "--no-print-directory", "check"], **tests}, "checks")
+    lanes = Lanes({**first, "checks": ["make", "--no-print-directory", "check"], **tests}, "checks", LANES, environment)
     lanes.run()
     tell_all(lanes, time.monotonic() - began)
     proven.write_text(json.dumps(together([json.loads(file.read_text()) for file in files.values() if file.exists()])))

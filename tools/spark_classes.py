@@ -1,58 +1,44 @@
-"""Classes of Spark that its JVMs map as they are, instead of reading and checking them at every start.
+"""An archive of Spark's classes for the JVMs of the tests, as users have one in their cache
+(`headrace.spark.class_archive`).
 
-    spark_classes.py COMMAND...     makes `.work/spark-classes.jsa`, if there is none, and goes on as the command
+    spark_classes.py COMMAND...     makes it in `.work/spark-classes`, if it is not there, and goes on as the command
 
-A start takes half of the processor time then, and `make test` has some thirty. Java does without the file where it is
-missing, or made by another Java or from another Spark. It is made by a session that does a little of everything.
+A start takes half of the processor time then, and `make test` has some thirty.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
-ARCHIVE: Final = Path(__file__).resolve().parent.parent / ".work" / "spark-classes.jsa"
-# A JVM of the tests lives for minutes at most: its optimising compiler takes more time than it gives.
-SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Else Java tells on standard output of every class that it leaves out, and of a file that it cannot use.
-OPTIONS: Final = f"{SHORT_LIVED} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable"
-SESSION: Final = """
-from headrace.spark import session
-from pyspark import SparkContext
-spark = session.start("classes", "local[2]", {"spark.sql.shuffle.partitions": "2"})
-spark.range(10).selectExpr("id % 3 as kind").groupBy("kind").count().collect()
-spark.stop()
-# It writes the file when it ends.
-java = SparkContext._gateway.proc
-java.stdin.close()
-java.wait()
-"""
-MADE_WITHIN_S: Final = 180
+from headrace.errors import OperatorError
+from headrace.spark import class_archive, java
+from headrace.spark.class_archive import ClassArchive
+
+FOLDER: Final = Path(__file__).resolve().parent.parent / ".work" / "spark-classes"
 
 
-def make() -> None:
-    """Nothing depends on it: what hinders is told and left."""
-    unfinished = ARCHIVE.with_suffix(f".{os.getpid()}")
-    options = f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={unfinished} -Xlog:disable"
+def environment() -> dict[str, str]:
+    """What tells the JVMs of drivers, and of what tests start beside them, to use it: once it is there."""
+    archive = find()
+    options = [java.SHORT_LIVED, archive.options] if archive else [java.SHORT_LIVED]
+    return {java.SUBMIT_OPTIONS: " ".join(options)}
+
+
+def find() -> ClassArchive | None:
     try:
-        ARCHIVE.parent.mkdir(exist_ok=True)
-        subprocess.run(
-            [sys.executable, "-c", SESSION],
-            env={**os.environ, "SPARK_SUBMIT_OPTS": options},
-            timeout=MADE_WITHIN_S,
-            check=True,
-        )
-        unfinished.replace(ARCHIVE)
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"without {ARCHIVE.name}: {error}", flush=True)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        return class_archive.of(java.find(), FOLDER)
+    except OperatorError:  # there is no Java: tests that need one say so
+        return None
 
 
 if __name__ == "__main__":
-    if not ARCHIVE.exists():
-        make()
+    wanted = find()
+    if wanted and not wanted.is_there:
+        try:
+            wanted.make()
+        except (OperatorError, OSError) as error:
+            print(f"without an archive of classes: {error}", flush=True)
     os.execv(sys.argv[1], sys.argv[1:])

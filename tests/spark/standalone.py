@@ -12,12 +12,12 @@ from pathlib import Path
 import pyspark
 
 from brokers import DIES_WITH_PARENT, wait_for
+from headrace.spark import java
 from spark import process_tree
 
 SPARK = Path(pyspark.__file__).parent
 START_DEADLINE_S = 120.0
-# Processes that live for seconds are not worth the optimising compiler.
-SHORT_LIVED = os.environ.get("SPARK_SUBMIT_OPTS") or "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SHORT_LIVED = os.environ.get("SPARK_SUBMIT_OPTS") or java.SHORT_LIVED
 """`make test` has options of its own, with which JVMs start sooner (tools/spark_classes.py)."""
 SETTINGS = {
     "spark.driver.extraJavaOptions": SHORT_LIVED,

@@ -136,7 +136,6 @@ def test_what_a_first_statement_waits_for_is_shown_on_a_terminal(broker: Broker)
     lines = [line.strip() for line in shown.split(CLEAR_LINE)]
     java = re.compile(r"starting Spark 4\.\d.* \(Java \d+ at /.*/java\), local\[.*\((\d+) s\)")
     assert any(map(java.fullmatch, lines)), lines
-    assert any(re.fullmatch(r"telling Spark of topics \(\d+ s\)", line) for line in lines)
     assert f"looking at what the statement names, at {broker.bootstrap} (0 s)" in lines
     assert "running the statement (0 s)" in lines
     # The line is taken back before the answer comes.

@@ -66,6 +66,13 @@ def test_a_java_that_fails_is_told_with_what_it_says(tmp_path: Path) -> None:
     assert f"{java} does not tell its version (Error: could not open libjli.so)" in said
 
 
+def test_a_java_that_says_its_version_and_does_not_run_is_told_with_what_it_says(tmp_path: Path) -> None:
+    java = program(tmp_path / "bin" / "java", "echo 'Error: could not open libjvm.so'; exit 1")
+    (tmp_path / "release").write_text('JAVA_VERSION="21.0.4"\n')
+    said = refusal({"JAVA_HOME": str(tmp_path)})
+    assert f"{java} does not tell its version (Error: could not open libjvm.so)" in said
+
+
 def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
     hidden = "import sys; sys.modules['pyspark'] = None; " + START
     assert "PySpark is not installed: pip install 'headrace[spark]'" in refusal({}, hidden)

@@ -80,24 +80,26 @@ def sql(
         raise click.UsageError("--json and --csv do not go together")
     given = pairs(schemas, "--schema")
     shown = TABLE_ROWS if limit is None and not (as_json or as_csv) else limit or 0
+    from headrace.spark.java import LATE_OPTIMISING
+
     with tempfile.TemporaryDirectory(prefix="headrace-sql-") as folder:
         own_conf = ("spark.sql.globalTempDatabase=archive", f"spark.sql.warehouse.dir={folder}")
-        with spark_session("sql", master, (*own_conf, *spark_conf)) as spark, sql_errors():
+        with spark_session("sql", master, (*own_conf, *spark_conf), LATE_OPTIMISING) as spark, sql_errors():
             silence()
             from headrace.pipelines.statements import split
             from headrace.pipelines.views import TopicView, Views
             from headrace.spark.screen import waiting
 
-            with waiting("telling Spark of topics"):
-                views = Views(
-                    spark,
-                    bootstrap,
-                    declared={topic: TopicView(schema) for topic, schema in given.items()},
-                    sample_records=sample,
-                    archived=archived_topics(spark, archive) if archive else None,
-                    history=history,
-                    told=_tell,
-                )
+            views = Views(
+                spark,
+                bootstrap,
+                declared={topic: TopicView(schema) for topic, schema in given.items()},
+                sample_records=sample,
+                archived=archived_topics(spark, archive) if archive else None,
+                history=history,
+                told=_tell,
+                drops=False,
+            )
             for statement in split(text):
                 with waiting(f"looking at what the statement names, at {bootstrap}"):
                     rows = views.sql(statement)
@@ -210,19 +212,21 @@ def archived_topics(spark: SparkSession, folder: str) -> Archived:
     from headrace.arrow.locations import ObjectPath, location
     from headrace.pipelines import archive_tables
     from headrace.pipelines.views import columns_of
+    from headrace.spark.screen import waiting
 
     where = location(folder)
-    if isinstance(where, ObjectPath):
-        where.check()
-    records = where / "records"
-    if not records.is_dir():
-        raise OperatorError(f"{folder} is not an archive: it has no folder records")
-    dead = archive_tables.frame(spark, where, DEAD_LETTERS)
-    if dead is not None and not (records / f"topic={DEAD_LETTERS}").exists():
-        view = columns_of(dead, None, ("topic", "reason", "archived_at"))
-        view.createOrReplaceGlobalTempView(DEAD_LETTERS)
-    kept = archive_tables.frame(spark, where, "records")
-    rows = spark.read.parquet(str(records)) if kept is None else kept
+    with waiting(f"looking at the archive {folder}"):
+        if isinstance(where, ObjectPath):
+            where.check()
+        records = where / "records"
+        if not records.is_dir():
+            raise OperatorError(f"{folder} is not an archive: it has no folder records")
+        dead = archive_tables.frame(spark, where, DEAD_LETTERS)
+        if dead is not None and not (records / f"topic={DEAD_LETTERS}").exists():
+            view = columns_of(dead, None, ("topic", "reason", "archived_at"))
+            view.createOrReplaceGlobalTempView(DEAD_LETTERS)
+        kept = archive_tables.frame(spark, where, "records")
+        rows = spark.read.parquet(str(records)) if kept is None else kept
 
     def of_topic(topic: str) -> DataFrame | None:
         found = rows.where(F.col("topic") == topic)

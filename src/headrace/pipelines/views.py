@@ -70,7 +70,12 @@ Archived = Callable[[str], "DataFrame | None"]
 
 
 class Views:
-    """The topics of one cluster in one session. Close it to drop the views that it made."""
+    """The topics of one cluster in one session. Close it to drop the views that it made.
+
+    Spark is asked for nothing that a statement can do without: what it does for the first time takes its JVM a second.
+    So the format is registered with the first topic, and where the session ends anyway (`drops` is false) nobody asks
+    which views there were before.
+    """
 
     def __init__(
         self,
@@ -82,8 +87,8 @@ class Views:
         archived: Archived | None = None,
         history: str | None = None,
         told: Callable[[str], None] = lambda text: None,
+        drops: bool = True,
     ) -> None:
-        session.register_source(spark, HeadraceSource)
         self.spark = spark
         self.bootstrap = bootstrap
         self.declared = dict(declared or {})
@@ -95,12 +100,14 @@ class Views:
         self._made: list[str] = []
         self._made_of_archive: list[str] = []
         self._streamed: set[str] = set()
-        self._views_before = self._views()
+        self._registered = False
+        self._views_before = self._views() if drops else None
         # Where Spark keeps views that are named with a prefix: `archive.orders`, as `headrace sql` sets it.
         self.archive_prefix: str = spark.conf.get("spark.sql.globalTempDatabase", "global_temp") or "global_temp"
 
     def close(self) -> None:
         """Drop the views of topics, and those that statements have made."""
+        assert self._views_before is not None, "it is not to drop anything"
         for name in self._views() - self._views_before:
             self.spark.catalog.dropTempView(name)
         for name in self._made_of_archive:
@@ -134,6 +141,9 @@ class Views:
     def frame(self, topic: str, view: TopicView | None = None, *, stream: bool = False) -> DataFrame:
         """The rows of a topic as its view has them."""
         name = self._resolve(topic)
+        if not self._registered:
+            session.register_source(self.spark, HeadraceSource)
+            self._registered = True
         chosen = view or self.declared.get(name) or TopicView()
         options = {"startingOffsets": "earliest", **chosen.options} if stream else dict(chosen.options)
         reader = (self.spark.readStream if stream else self.spark.read).format("headrace")

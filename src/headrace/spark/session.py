@@ -15,8 +15,6 @@ import atexit
 import logging
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import OperatorError
+from headrace.spark import class_archive, java
+from headrace.spark.class_archive import ClassArchive
 from headrace.spark.connect import SCHEME, connect, is_connected
 from headrace.spark.interpreter import DEFAULT, VARIABLE, is_default, worker_python
 from headrace.spark.screen import waiting, without_noise
@@ -63,9 +63,9 @@ STORE_VARIABLES: Final = (
 )
 """What says how S3-compatible storage is reached (`headrace.arrow.locations`)."""
 WAREHOUSE: Final = "spark.sql.warehouse.dir"
+EXTRA_CLASSES: Final = "spark.driver.extraClassPath"
+GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 LEAST_SPARK: Final = (4, 2)
-LEAST_JAVA: Final = 17
-JAVA_DEADLINE_S: Final = 30.0
 
 _LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 # The gateway's own level, when it differs from the root's, is announced on the screen and becomes that of all.
@@ -80,27 +80,31 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
-_INSTALL_JAVA: Final = (
-    f"install Java {LEAST_JAVA} or later (on Debian and Ubuntu: apt install openjdk-17-jre-headless), "
-    "or set JAVA_HOME to where it is"
-)
 
 
-def start(name: str = "headrace", master: str = "local[*]", settings: Mapping[str, str] | None = None) -> SparkSession:
+def start(
+    name: str = "headrace",
+    master: str = "local[*]",
+    settings: Mapping[str, str] | None = None,
+    *,
+    java_options: str = "",
+) -> SparkSession:
     """The session of this process, made if there is none, with the formats of this package.
 
     `local[N]` becomes `local[N,3]`: tasks are retried. Workers run the Python that runs here, unless the environment
     has `PYSPARK_PYTHON`. `sc://HOST:PORT` is a Spark Connect server, and of settings it takes those of a session.
+    `java_options` are for the JVM, if this starts one; those of the environment and of settings are stronger.
     OperatorError says what is missing: PySpark, a Spark that is new enough, Java.
     """
     check_spark()
     if master.startswith(SCHEME):
         return connect(name, master, settings or {})
     import pyspark
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession() is not None
-    java = "" if running else check_java()
+    found = None if running else java.find()
     local = master.startswith("local")
     own = _own_folder() if local and not running else None
     builder = SparkSession.builder.appName(name).master(_retrying(master))
@@ -110,19 +114,48 @@ def start(name: str = "headrace", master: str = "local[*]", settings: Mapping[st
         chosen.setdefault(WAREHOUSE, str(own / "warehouse"))
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    if running:
+    if found is None:
         return _with_formats(builder.getOrCreate())
     environment = {VARIABLE: os.environ.get(VARIABLE, sys.executable)}
     if own and environment[VARIABLE] == sys.executable:
         environment[VARIABLE] = worker_python(own)
     if local:
         environment["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
-    what = f"starting Spark {pyspark.__version__} ({java}), {master}"
-    with _quiet_log() as options, waiting(what), without_noise(), _environment(environment):
-        given = chosen.get("spark.driver.extraJavaOptions", "")
-        session = builder.config("spark.driver.extraJavaOptions", f"{options} {given}".strip()).getOrCreate()
+    archive = _class_archive(found, chosen)
+    what = f"starting Spark {pyspark.__version__} ({found}), {master}"
+    with _quiet_log() as quiet, waiting(what), without_noise():
+        environment |= _java_environment(quiet, java_options, archive.use() if archive else "")
+        try:
+            with _environment(environment):
+                session = builder.getOrCreate()
+        except PySparkRuntimeError:
+            if archive and archive.is_there:
+                archive.remove()  # it may be why
+            java.ask(found.program)  # if it does not even run, that says why
+            raise
+    if archive and not archive.is_there:
+        archive.make_at_exit()
     _check_version(session.version, "the Spark that SPARK_HOME or the master brings")
     return _with_formats(session)
+
+
+def _class_archive(found: java.Java, settings: Mapping[str, str]) -> ClassArchive | None:
+    """Not where another has started the JVM, and not where the user has something of the same kind in mind."""
+    if GATEWAY in os.environ or EXTRA_CLASSES in settings or class_archive.is_of_user(java.user_options(settings)):
+        return None
+    return class_archive.of(found)
+
+
+def _java_environment(*options: str) -> dict[str, str]:
+    """Options of ours stand first: of two that speak of the same, Java heeds the last."""
+    given = os.environ.get(java.SUBMIT_OPTIONS, "")
+    home = java.spark_home()
+    return {
+        java.SUBMIT_OPTIONS: " ".join(filter(None, (*options, given))),
+        java.LAUNCHER_OPTIONS: os.environ.get(java.LAUNCHER_OPTIONS) or java.UNOPTIMISED,
+        # Else Spark's script starts a Python to look for it.
+        **({java.SPARK_HOME: str(home)} if home else {}),
+    }
 
 
 def _store_settings() -> dict[str, str]:
@@ -241,30 +274,6 @@ def _check_version(version: str, which: str) -> None:
         raise OperatorError(
             f"Spark {version} is too old ({which}): {least} or later is needed; pip install 'pyspark>={least}'"
         )
-
-
-def check_java() -> str:
-    """Which Java Spark will run on, as `Java 17 at /usr/bin/java`."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if java is None:
-        raise OperatorError(f"Spark needs Java, and there is no java on the PATH: {_INSTALL_JAVA}")
-    if home and not os.access(java, os.X_OK):
-        raise OperatorError(
-            f"JAVA_HOME is {home}, but there is no program {java}: correct or unset it, or {_INSTALL_JAVA}"
-        )
-    try:
-        ran = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_DEADLINE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise OperatorError(f"{java} does not run ({error}): {_INSTALL_JAVA}") from None
-    told = ran.stderr + ran.stdout
-    version = re.search(r'version "(?:1\.)?(\d+)([^"]*)"', told)
-    if ran.returncode or not version:
-        first = told.strip().splitlines()[0] if told.strip() else f"exit status {ran.returncode}"
-        raise OperatorError(f"{java} does not tell its version ({first}): {_INSTALL_JAVA}")
-    if int(version[1]) < LEAST_JAVA:
-        raise OperatorError(f"{java} is Java {version[1]}, too old for Spark: {_INSTALL_JAVA}")
-    return f"Java {version[1]} at {java}"
 
 
 @contextmanager

@@ -41,7 +41,9 @@ def spark_options(command: F) -> F:
 
 
 @contextmanager
-def spark_session(name: str, master: str, spark_conf: tuple[str, ...]) -> Iterator[SparkSession]:
+def spark_session(
+    name: str, master: str, spark_conf: tuple[str, ...], java_options: str = ""
+) -> Iterator[SparkSession]:
     """A quiet session for one command. What goes wrong is told once, as one line, by the command: Spark would log it
     several times, with its stack, unless `spark.log.level` is given."""
     from headrace.spark import session
@@ -51,7 +53,7 @@ def spark_session(name: str, master: str, spark_conf: tuple[str, ...]) -> Iterat
         raise click.UsageError(f"--master {master} is a Spark Connect server; commands need a driver of their own")
     conf = {"spark.log.level": "OFF", **pairs(spark_conf, "--spark-conf")}
     with readable_errors():
-        spark = session.start(f"headrace {name}", master, conf)
+        spark = session.start(f"headrace {name}", master, conf, java_options=java_options)
         spark.sparkContext.setLogLevel(conf["spark.log.level"])
         try:
             yield spark
