@@ -385,6 +385,10 @@ class CoordinatorLoading(HeadraceError):
     """The broker has become the group's coordinator, and has not read its offsets yet."""
 
 
+class TooLate(HeadraceError):
+    """A record cannot be recalled: it is delivered or about to be, or was never delayed."""
+
+
 class UnknownValue(HeadraceError):
     """A cluster-wide setting that nobody has set."""
 
@@ -453,6 +457,7 @@ _TABLE: Final[dict[type[HeadraceError], ErrorMapping]] = {
     GroupHasMembers: ErrorMapping(ErrorCode.NON_EMPTY_GROUP, 409, False),
     NotCoordinator: ErrorMapping(ErrorCode.NOT_COORDINATOR, 503, True),
     CoordinatorLoading: ErrorMapping(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 503, True),
+    TooLate: ErrorMapping(ErrorCode.INVALID_RECORD_STATE, 409, False),
     UnknownValue: ErrorMapping(ErrorCode.INVALID_REQUEST, 404, False),
     ChangedMeanwhile: ErrorMapping(ErrorCode.INVALID_REQUEST, 409, False),
     PolicyViolation: ErrorMapping(ErrorCode.POLICY_VIOLATION, 403, False),

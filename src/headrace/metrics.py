@@ -142,6 +142,20 @@ SHARE_DEAD_LETTER_FAILURES: Final = _counter(
     "Attempts to write dead letters that failed; they are tried again.",
     "group",
 )
+DELAYED_WAITING: Final = _gauge(
+    "headrace_delayed_records_waiting", "Delayed records that are not due yet, of partitions led here.", "topic"
+)
+DELAYED_DELIVERED: Final = _counter("headrace_delayed_records_delivered_total", "Delayed records delivered.", "topic")
+DELAYED_LATE_SECONDS: Final = _counter(
+    "headrace_delayed_records_late_seconds_total",
+    "How much later than due delayed records were delivered, over all of them.",
+    "topic",
+)
+DELAYED_LATEST_SECONDS: Final = _gauge(
+    "headrace_delayed_records_latest_seconds",
+    "How much later than due the latest of the delayed records was delivered since the broker began to lead.",
+    "topic",
+)
 TRANSACTIONS: Final = _gauge(
     "headrace_transactions", "Transactional ids that are coordinated here, by the state that they are in.", "state"
 )

@@ -119,6 +119,12 @@ class Admin:
         """Delete the records of partitions that are before an offset (-1: all); answers where each begins now."""
         return await self._calls.call(operations.delete_records, topic, before, timeout_ms=self._timeout_ms)
 
+    async def recall(self, topic: str, partition: int, offset: int) -> bool:
+        """Have a delayed record never delivered, by the offset that its producer was told. False: it is too late, or no
+        record with this offset was delayed. Brokers of Headrace only.
+        """
+        return await self._calls.call(operations.recall, topic, partition, offset)
+
     async def offsets(
         self, topic: str, at: Moment = "latest", partitions: Iterable[int] | None = None
     ) -> dict[int, int]:

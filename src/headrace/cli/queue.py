@@ -1,4 +1,5 @@
-"""`headrace queue`: share groups as queues: how much waits, what is in flight, what comes next, and dead letters."""
+"""`headrace queue`: share groups as queues: how much waits, what is in flight, what comes next, and dead letters. And
+records that are delivered later."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from headrace.client.admin.cluster import Cluster
 from headrace.client.admin.redrive import PER_TRANSACTION, REASONS, DeadLetter, Redrive, Selection, count_letters
 from headrace.client.admin.share_groups import ShareProgress, StartChange
 from headrace.client.fetch_requests import LATEST, MOMENTS
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, TooLate
 from headrace.queues.messages import DeliveryState
 
 _LIST_COLUMNS = ("queue", "state", "members", "depth", "in_flight", "again", "letters_waiting", "dead_letters")
@@ -50,7 +51,7 @@ _partition_option = click.option(
 
 @click.group()
 def queue() -> None:
-    """List, describe, peek into, purge and reset share groups; send dead letters again."""
+    """List, describe, peek into, purge and reset share groups; send dead letters again; recall delayed records."""
 
 
 @queue.command("list")
@@ -326,3 +327,18 @@ def _alter(cluster: Cluster, name: str, changes: Sequence[StartChange], *, dry_r
         show_json({"queue": name, "dry_run": dry_run, "partitions": rows})
     else:
         show_table(rows, ("topic", "partition", "start", "new"))
+
+
+@queue.command()
+@click.argument("topic", shell_complete=topic_names)
+@click.argument("partition", type=click.IntRange(0))
+@click.argument("offset", type=click.IntRange(0))
+@with_cluster
+def recall(cluster: Cluster, topic: str, partition: int, offset: int) -> None:
+    """Have a delayed record of TOPIC never delivered: the one whose producer was told PARTITION and OFFSET.
+
+    Fails with exit code 1 if it is too late: it is due, or was delivered.
+    """
+    if not operations.recall(cluster, topic, partition, offset):
+        raise TooLate(f"offset {offset} of {topic}-{partition} does not wait: it is due, or was not delayed")
+    click.echo(f"recalled offset {offset} of {topic}-{partition}")

@@ -55,6 +55,7 @@ from headrace.kafka.api import (
     produce,
     read_share_group_state,
     read_share_group_state_summary,
+    recall_records,
     replica_positions,
     share_acknowledge,
     share_fetch,
@@ -131,5 +132,6 @@ HANDLERS: Final[dict[int, Handler]] = {
     api.KEY_QUERY: key_query.handle,
     api.REPLICA_POSITIONS: replica_positions.handle,
     api.PLAN_PLACEMENT: plan_placement.handle,
+    api.RECALL_RECORDS: recall_records.handle,
     api.ACCEPT_METADATA: accept_metadata.handle,
 }

@@ -35,6 +35,7 @@ from headrace.partitions.recompression import Recompression
 from headrace.ports.network import Network
 from headrace.queues.dead_letter_topics import ENABLED as DEAD_LETTERS_ENABLED
 from headrace.queues.dead_letter_topics import DeadLetterTopics
+from headrace.queues.delays import Delays
 from headrace.queues.messages import ShareGroupConfig
 from headrace.queues.persister import StatePersister
 from headrace.queues.share_coordinator import SHARE_STATES, ShareCoordinator
@@ -75,6 +76,8 @@ class FrontEnd:
         self.peers = Peers(network, self._clock, participant.broker_id, lambda: participant.view.image, peer_listeners)
         self._built.callback(self.peers.close)
         self._build_share_states()
+        self.delays = Delays(participant.partitions, participant.disk, participant.folder)
+        self._built.callback(self.delays.close)
         offsets_log = StateLog(participant.partitions, OFFSETS_TOPIC)
         self.groups = GroupCoordinator(
             self._clock,
@@ -102,12 +105,14 @@ class FrontEnd:
         self.group_partitions.follow()
         self.transaction_partitions.follow()
         self.share_state_partitions.follow()
+        self.delays.follow()
         participant.view.listen(self._follow_cluster)
         participant.partitions.recompression = Recompression(participant.partitions, participant.compute, spawn)
         self.services = self._services(metrics, spawn, failed)
         metrics.collect(self.services.fetch_sessions.samples)
         metrics.collect(self.services.share_sessions.samples)
         metrics.collect(self.share_partitions.samples)
+        metrics.collect(self.delays.samples)
         metrics.collect(self.transactions.samples)
         metrics.collect(self._closed_transactions)
         metrics.collect(self.share_states.samples)
@@ -222,6 +227,7 @@ class FrontEnd:
             ),
             share_partitions=self.share_partitions,
             share_group_config=self._share_group_config,
+            delays=self.delays,
             spawn=spawn,
             failed=failed,
             effective_settings=participant.effective_settings,
@@ -244,6 +250,7 @@ class FrontEnd:
         self.group_partitions.follow()
         self.transaction_partitions.follow()
         self.share_state_partitions.follow()
+        self.delays.tick()
 
     def close(self) -> None:
         self._built.close()
@@ -262,6 +269,7 @@ class FrontEnd:
         self.share_state_partitions.follow()
         self.share_state_partitions.forget_topics(old, new)
         self.share_partitions.follow()
+        self.delays.follow()
 
     def _share_group_config(self, group: str) -> ShareGroupConfig:
         return self.groups.limits.share.config(self._participant.view.image.group_configs.get(group, {}))

@@ -22,6 +22,7 @@ from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Clock
 from headrace.ports.disk import Disk
+from headrace.queues.delays import Delays
 from headrace.queues.messages import ShareGroupConfig
 from headrace.queues.share_coordinator import ShareCoordinator
 from headrace.queues.share_partitions import SharePartitions
@@ -60,6 +61,7 @@ class Services:
     share_partitions: SharePartitions
     share_group_config: Callable[[str], ShareGroupConfig]
     """What holds for deliveries to a share group now."""
+    delays: Delays
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Run a coroutine in a task that the node owns."""
     failed: Callable[[BaseException], None]

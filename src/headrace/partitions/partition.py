@@ -37,6 +37,7 @@ from headrace.partitions.leader_core import LeaderCore
 from headrace.partitions.log_start import LogStart
 from headrace.partitions.validation import check_records
 from headrace.partitions.verification import Verification, Verifications
+from headrace.records import delayed, kernel
 from headrace.records.batch import TRANSACTIONAL, BatchHeader, check_produced, read_header, stamp_append_time
 from headrace.records.control import NO_NUMBER, marker_batch
 from headrace.records.transcoder import codec_of
@@ -196,7 +197,7 @@ class Partition:
             self._check_enough(core, records)
         header = check_produced(records) if own is None else own
         settings = log.settings
-        if header.size_bytes > settings.max_message_bytes:
+        if header.size_bytes > settings.max_message_bytes and own is None:
             if header.record_count > 1:  # it may be split, and its first part bears the same sequence
                 log.producers.refused(header)
             raise BatchTooLarge(
@@ -218,6 +219,11 @@ class Partition:
                 opens = self._check_transaction(header)
                 if opens and own is None:
                     self._end_unmarked(header, core.epoch)
+        if settings.delays and own is None and not header.attributes & TRANSACTIONAL:
+            now_ms = self.wall_ms()
+            dues = delayed.due_times(records, header, now_ms, settings.delay_max_ms)
+            if dues is not None:
+                return self._append_held(records, header, dues, now_ms, core.epoch)
         append_time_ms = -1
         if settings.append_time:
             append_time_ms = self.wall_ms()
@@ -235,6 +241,34 @@ class Partition:
         traffic.records_in += header.record_count
         traffic.bytes_in += header.size_bytes
         return base_offset, base_offset + header.record_count, append_time_ms
+
+    def _append_held(
+        self, records: memoryview, header: BatchHeader, dues: list[int], now_ms: int, epoch: int
+    ) -> Appended:
+        """Stage a batch that has delayed records, and behind it those of them that are due now. Who reads the log waits
+        for that second batch: nobody else delivers them unless it is missing."""
+        log, traffic = self.log, self.traffic
+        batch, held = delayed.held_batch(records, header, now_ms)
+        try:
+            base_offset = log.append(memoryview(batch), held, epoch)
+        except HeadraceError:
+            log.producers.refused(header)
+            raise
+        traffic.batches_in += 1
+        traffic.records_in += header.record_count
+        traffic.bytes_in += header.size_bytes
+        end_offset = base_offset + header.record_count
+        due = [place for place, due_ms in enumerate(dues) if due_ms <= now_ms]
+        if due:
+            produced = kernel.records(records)
+            deliveries = [((now_ms, base_offset + place, base_offset), produced[place]) for place in due]
+            codec = log.settings.codec if log.settings.codec >= 0 else header.codec
+            batch, delivery = delayed.delivery_batch(deliveries, now_ms, codec)
+            if log.settings.append_time:
+                stamp_append_time(batch, now_ms)
+                delivery = read_header(batch)
+            end_offset = log.append(memoryview(batch), delivery, epoch) + len(due)
+        return base_offset, end_offset, now_ms if log.settings.append_time else -1
 
     # Transactions.
 

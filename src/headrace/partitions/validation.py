@@ -1,4 +1,5 @@
-"""What a topic asks of each record before its batch is taken: a key where it is compacted, a time in range.
+"""What a topic asks of each record before its batch is taken: a key where it is compacted, a time in range, no
+delay in a transaction.
 
 A batch is taken whole or not at all. All of its records that are wrong are named (KIP-467), so that a producer can tell
 them from the others, which it may send again. The kernel looks at the records, and only where a topic asks for it and
@@ -12,6 +13,7 @@ from typing import Final
 from headrace.errors import InvalidRecord, InvalidTimestamp
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader
+from headrace.records.delayed import due_times
 from headrace.settings.values import FOREVER_MS, LogSettings
 from headrace.storage.log import TopicPartition
 
@@ -25,6 +27,8 @@ def check_records(
     topic_partition: TopicPartition, header: BatchHeader, batch: memoryview, settings: LogSettings, now_ms: int
 ) -> None:
     """InvalidRecord or InvalidTimestamp names every record that is wrong; the first of them decides which it is."""
+    if settings.delays and header.is_transactional:
+        due_times(batch, header, now_ms, settings.delay_max_ms)  # which refuses every delay there
     earliest_ms, latest_ms = now_ms - settings.timestamp_before_max_ms, now_ms + settings.timestamp_after_max_ms
     in_time = settings.append_time or _all_in_time(header, earliest_ms, latest_ms, settings)
     if in_time and not settings.compact:

@@ -11,7 +11,8 @@ The header is ours. A marker can come late, and again: a coordinator sends it un
 coordinator does too. With clients whose epoch stays the same from one transaction to the next, nothing else tells such
 a marker from that of a later transaction, which it must never end. A marker without it bears no number.
 
-Other control batches, which Kafka has for its metadata log, are no markers. A marker takes an offset like any record.
+Other control batches, which Kafka has for its metadata log and we for delayed records (`delayed`), are no markers. A
+marker takes an offset like any record.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ NUMBER_HEADER: Final = "headrace.transaction"
 VERSION: Final = 0
 """Of key and value. Later ones only add fields behind these, as Kafka has it."""
 
+_MARKER: Final = TRANSACTIONAL | CONTROL
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _NUMBER = struct.Struct(">q")
@@ -69,7 +71,7 @@ def marker_batch(
 
 def read_marker(batch: View, header: BatchHeader) -> Marker | None:
     """What a whole batch says, if it is a marker. CorruptBatch if its bytes are no record."""
-    if not header.is_control or header.record_count != 1:
+    if header.attributes & _MARKER != _MARKER or header.record_count != 1:
         return None
     if len(batch) == _NUMBERED_BYTES and not header.attributes & CODEC_MASK:
         fields = _NUMBERED.unpack_from(batch, HEADER_BYTES)

@@ -46,6 +46,7 @@ from headrace.metrics import Metrics
 from headrace.partitions.partitions import Partitions
 from headrace.ports.clock import Timer
 from headrace.ports.coordination import KeyValue
+from headrace.queues.delays import Delays
 from headrace.queues.messages import ShareGroupConfig
 from headrace.queues.persister import StatePersister
 from headrace.queues.share_coordinator import ShareCoordinator
@@ -187,6 +188,7 @@ class Registry:
             share_sessions=ShareSessions(lambda: 0, lambda _key: None),
             share_partitions=self._share_partitions(share_states, peers),
             share_group_config=lambda _group: ShareGroupConfig(),
+            delays=Delays(self._partitions, self._disk, ""),
             spawn=self._background.spawn,
             failed=self._failed,
             effective_settings=effective,

@@ -303,6 +303,21 @@ TOPIC_SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting("key.index", "bool", False, "keep an index of keys, so that records can be found by key"),
     Setting(
+        "headrace.delay.enable",
+        "bool",
+        False,
+        "records with a header headrace.deliver.at or headrace.deliver.after are delivered then; switched off, what "
+        "waits goes on waiting, and retention may delete it; not with cleanup.policy compact",
+    ),
+    Setting(
+        "headrace.delay.max.ms",
+        "int",
+        3_456_000_000,
+        "how far ahead a record may be delayed; what asks for more is refused",
+        "ms",
+        0,
+    ),
+    Setting(
         "placement",
         "choice",
         "spread",

@@ -145,6 +145,9 @@ class LogSettings:
     """Number of the codec that batches are stored in; AS_PRODUCED: in that of their producer."""
     codec_level: int | None
     key_index: bool
+    delays: bool
+    """Whether records can be delayed."""
+    delay_max_ms: int
 
 
 def log_settings(
@@ -157,6 +160,7 @@ def log_settings(
     v.update(LEVELS.get(str(own.get("reliability", v["reliability"])), {}))
     v.update(own)
     compact, append_time = "compact" in v["cleanup.policy"], v["message.timestamp.type"] == "LogAppendTime"
+    delays = v["headrace.delay.enable"] and not compact
     before_ms, after_ms = v["message.timestamp.before.max.ms"], v["message.timestamp.after.max.ms"]
     return LogSettings(
         durability=v["durability"],
@@ -175,7 +179,7 @@ def log_settings(
         append_time=append_time,
         timestamp_before_max_ms=before_ms,
         timestamp_after_max_ms=after_ms,
-        checks_records=compact or (not append_time and min(before_ms, after_ms) < FOREVER_MS),
+        checks_records=compact or delays or (not append_time and min(before_ms, after_ms) < FOREVER_MS),
         flush_messages=v["flush.messages"],
         flush_ms=v["flush.ms"],
         delete_retention_ms=v["delete.retention.ms"],
@@ -189,6 +193,8 @@ def log_settings(
         codec=_CODECS[v["compression.type"]],
         codec_level=v.get(f"compression.{v['compression.type']}.level"),
         key_index=v["key.index"],
+        delays=delays,
+        delay_max_ms=v["headrace.delay.max.ms"],
     )
 
 
@@ -203,6 +209,8 @@ def check_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
             checked[name] = setting.parse(given)
         except SettingError as error:
             raise InvalidConfig(str(error)) from None
+    if checked.get("headrace.delay.enable") and "compact" in checked.get("cleanup.policy", ()):
+        raise InvalidConfig("headrace.delay.enable: records of a compacted topic (cleanup.policy) cannot be delayed")
     return checked
 
 

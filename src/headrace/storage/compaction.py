@@ -25,6 +25,7 @@ from headrace.errors import HeadraceError
 from headrace.records import kernel
 from headrace.records.batch import BatchHeader, joined, read_header
 from headrace.records.control import read_marker
+from headrace.records.delayed import DELIVERED
 from headrace.storage.aborted import AbortedTransactions
 from headrace.storage.log import Log, look_at
 from headrace.storage.producers import ProducerTable, UnreadableProducers
@@ -156,6 +157,8 @@ class CompactionFilter:
     def _thin(self, batch: Batch, header: BatchHeader) -> tuple[Batch, BatchHeader] | None:
         if header.is_control:
             return None if self._marker_goes(batch, header) else (batch, header)
+        if header.attributes & DELIVERED:  # without it, what it has delivered would seem to wait
+            return batch, header
         keys = kernel.keys(batch)
         if header.is_transactional:
             self._transactions.meets(header)

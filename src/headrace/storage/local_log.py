@@ -47,6 +47,10 @@ log = logging.getLogger(__name__)
 NOTHING: Final = ReadResult((), 0)
 
 
+def _all_of_it() -> int:
+    return 0
+
+
 def check_copied(
     where: TopicPartition, data: memoryview, end_offset: int, last_epoch: int, *, is_empty: bool
 ) -> list[tuple[memoryview, BatchHeader]]:
@@ -108,7 +112,9 @@ class LocalLog(ABC):
     committed_offset: int
     retiring_to: int
     retire: Callable[[int], None]
+    delayed_from: Callable[[], int]
     held_bytes: int
+    wanted_start: int
     truncations: int
     """How often the log was cut in this run: what was true of an offset before is not after it."""
     tail: Tail
@@ -132,8 +138,9 @@ class LocalLog(ABC):
         self.topic_id = topic_id
         self.settings = settings
         self.start_offset = recovered.start_offset
-        self.committed_offset = self.retiring_to = self.held_bytes = 0
+        self.committed_offset = self.retiring_to = self.held_bytes = self.wanted_start = 0
         self.retire = self.delete_before
+        self.delayed_from = _all_of_it
         self.on_damage = lambda _offset: None
         self.tail = recovered.tail
         self.cleanings = recovered.cleanings
@@ -168,9 +175,12 @@ class LocalLog(ABC):
 
     def deletable_below(self) -> int:
         """Retention and compaction leave everything from this offset on."""
+        end = self.committed_offset
         if self.settings.retention_archived:
-            return min(self.committed_offset, self.archived_offset())
-        return self.committed_offset
+            end = min(end, self.archived_offset())
+        if self.settings.delays:
+            end = min(end, self.delayed_from())
+        return end
 
     def cleanable_below(self) -> int:
         """Compaction leaves everything from this offset on: what may be deleted, and is decided. As far as transactions

@@ -147,10 +147,15 @@ class Log(Protocol):
     retire: Callable[[int], None]
     """What retention calls with the first offset that it keeps. By itself the log deletes at once what lies below;
     who serves the log puts something in its place, so that all replicas begin where their leader says."""
+    delayed_from: Callable[[], int]
+    """Where topics with delays are concerned: records from this offset on wait to be delivered, and retention leaves
+    them. 0, which is all of the log, until somebody knows better."""
     retiring_to: int
     """Where the log is about to begin, as who serves it has decided."""
     held_bytes: int
     """What retention would have deleted at its last check, had it been archived."""
+    wanted_start: int
+    """Where the log would begin by its last check of retention, if nothing were in the way."""
     truncations: int
     """How often the log was cut in this run: what was true of an offset before is not after it."""
     offline: HeadraceError | None

@@ -88,6 +88,7 @@ KEY_QUERY: Final = 20_000
 REPLICA_POSITIONS: Final = 20_001
 PLAN_PLACEMENT: Final = 20_002
 ACCEPT_METADATA: Final = 20_003
+RECALL_RECORDS: Final = 20_004
 
 
 def _row(
@@ -161,6 +162,7 @@ HEADRACE_APIS: Final[dict[int, Api]] = {
     REPLICA_POSITIONS: _row(REPLICA_POSITIONS, "ReplicaPositions", versions=(0, 0), flexible_from=0),
     PLAN_PLACEMENT: _row(PLAN_PLACEMENT, "PlanPlacement", versions=(0, 0), flexible_from=0),
     ACCEPT_METADATA: _row(ACCEPT_METADATA, "AcceptMetadata", versions=(0, 0), flexible_from=0),
+    RECALL_RECORDS: _row(RECALL_RECORDS, "RecallRecords", versions=(0, 0), flexible_from=0),
 }
 """Headrace's own, with keys far from Kafka's; only our own client is told of them (see `own_schema`)."""
 ALL_APIS: Final = {**KAFKA_APIS, **HEADRACE_APIS}

@@ -14,13 +14,17 @@ brokers that are being drained and the moves that the action means, with the rep
 
 AcceptMetadata, version 0: answered is what brokers know that the cluster's metadata, restored from an older copy, does
 not; nothing if nobody doubts it. Unless `dry_run`, it holds from then on as it is.
+
+RecallRecords, version 0: delayed records, by the offsets that their producer was told, of partitions that the broker
+asked must lead, are not to be delivered. Answered are the same in the same order: without an error if a record never
+will be, else INVALID_RECORD_STATE if it is too late.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from headrace.wire.api import ACCEPT_METADATA, KEY_QUERY, PLAN_PLACEMENT, REPLICA_POSITIONS
+from headrace.wire.api import ACCEPT_METADATA, KEY_QUERY, PLAN_PLACEMENT, RECALL_RECORDS, REPLICA_POSITIONS
 from headrace.wire.schema import STRUCT, Direction, Field, Struct
 
 _DEFAULTS: Final[dict[str, Any]] = {"string": "", "bytes": b"", "bool": False}
@@ -85,6 +89,18 @@ _MOVE = _struct(
     _numbers("before"),
     _numbers("after"),
 )
+_RECALL = _struct(
+    "RecallRecord",
+    _field("topic", "string"),
+    _field("partition_index", "int32"),
+    _field("offset", "int64"),
+)
+_RECALLED = _struct(
+    "RecalledRecord",
+    *_RECALL.fields,
+    _field("error_code", "int16"),
+    _field("error_message", "string", nullable=True),
+)
 _DIFFERENCE = _struct(
     "MetadataDifference",
     _field("kind", "string"),
@@ -136,6 +152,10 @@ STRUCTS: Final[dict[tuple[int, int, Direction], Struct]] = {
         _field("error_code", "int16"),
         _field("error_message", "string", nullable=True),
         _array("doubts", _DOUBT),
+    ),
+    (RECALL_RECORDS, 0, "request"): _struct("RecallRecordsRequest", _array("records", _RECALL)),
+    (RECALL_RECORDS, 0, "response"): _struct(
+        "RecallRecordsResponse", _field("throttle_time_ms", "int32"), _array("records", _RECALLED)
     ),
     (PLAN_PLACEMENT, 0, "request"): _struct(
         "PlanPlacementRequest",

@@ -117,6 +117,12 @@ class Admin:
         """Delete the records of partitions that are before an offset (-1: all); answers where each begins now."""
         return self._calls.call(operations.delete_records, topic, before, timeout_ms=self._timeout_ms)
 
+    def recall(self, topic: str, partition: int, offset: int) -> bool:
+        """Have a delayed record never delivered, by the offset that its producer was told. False: it is too late, or no
+        record with this offset was delayed. Brokers of Headrace only.
+        """
+        return self._calls.call(operations.recall, topic, partition, offset)
+
     def offsets(self, topic: str, at: Moment = "latest", partitions: Iterable[int] | None = None) -> dict[int, int]:
         """Partition to offset: of the first record, of the next one to come, or of the first that is not before a time;
         where there is none, of the next one to come. Of these partitions, or of all.

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from headrace.client.admin.cluster import Cluster
 from headrace.client.connection.metadata import Broker, Topic
 from headrace.client.errors import check
-from headrace.errors import InvalidRequest
+from headrace.errors import ErrorCode, InvalidRequest
 from headrace.ports.network import Address
 from headrace.settings.declared import text_of
 from headrace.wire import api as apis
@@ -220,6 +220,22 @@ def delete_records(
 
         starts[partition] = cluster.retry(delete)
     return starts
+
+
+def recall(cluster: Cluster, topic: str, partition: int, offset: int) -> bool:
+    """See `Admin.recall`."""
+    cluster.topic(topic)
+    asked = Message(topic=topic, partition_index=partition, offset=offset)
+
+    def ask() -> bool:
+        answer = cluster.call(cluster.leader(topic, partition), apis.RECALL_RECORDS, Message(records=[asked]))
+        (result,) = answer.records
+        if result.error_code == ErrorCode.INVALID_RECORD_STATE:
+            return False
+        check(result.error_code, f"recall offset {offset} of {topic}-{partition}", result.error_message)
+        return True
+
+    return cluster.retry(ask)
 
 
 def describe_cluster(cluster: Cluster) -> ClusterDescription:

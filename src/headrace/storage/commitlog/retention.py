@@ -40,6 +40,7 @@ def apply(log: SharedLog, now_ms: int, disk: Disk, commit_log: CommitLog) -> boo
         return False
     file, _, last = pieces[-1]
     start, end = log.queue.entry((file, last - 1)).next_offset, log.deletable_below()
+    log.wanted_start = start
     is_held = start > end
     if is_held:
         start = _hold(log, pieces, end)

@@ -22,6 +22,7 @@ def apply(log: PartitionedLog, now_ms: int, roll: Callable[[PartitionedLog], Non
     if _active_is_too_old(log, now_ms) and log.active.next_offset <= end:
         roll(log)
     unwanted = _unwanted(log, now_ms)
+    log.wanted_start = log.segments[unwanted].base_offset
     count = 0
     while count < unwanted and log.segments[count].next_offset <= end:
         count += 1
