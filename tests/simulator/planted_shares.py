@@ -174,10 +174,10 @@ def renewals_do_nothing(stack: ExitStack) -> None:
     """They are answered, and the lock ends when it would have ended."""
     acknowledge = SharePartition._acknowledge
 
-    def unchanged(self: SharePartition, index: int, run: Any, until_ms: int) -> int:
+    def unchanged(self: SharePartition, index: int, run: Any, until_ms: int, now_ms: int) -> int:
         if run.type == AcknowledgeType.RENEW:
             return index
-        return acknowledge(self, index, run, until_ms)
+        return acknowledge(self, index, run, until_ms, now_ms)
 
     swap(stack, SharePartition, "_acknowledge", unchanged)
 
@@ -187,10 +187,10 @@ def expired_records_ignore_the_limit(stack: ExitStack) -> None:
     """A record whose locks run out is delivered for ever."""
     give_back = SharePartition._give_back
 
-    def unlimited(self: SharePartition, index: int, first: int, last: int) -> int:
+    def unlimited(self: SharePartition, index: int, first: int, last: int, now_ms: int) -> int:
         config, self.config = self.config, replace(self.config, delivery_count_limit=1 << 15)
         try:
-            return give_back(self, index, first, last)
+            return give_back(self, index, first, last, now_ms)
         finally:
             self.config = config
 
@@ -233,10 +233,10 @@ def released_records_are_done_with(stack: ExitStack) -> None:
     """What a member releases is not delivered any more."""
     acknowledge = SharePartition._acknowledge
 
-    def done(self: SharePartition, index: int, run: Any, until_ms: int) -> int:
+    def done(self: SharePartition, index: int, run: Any, until_ms: int, now_ms: int) -> int:
         if run.type == AcknowledgeType.RELEASE:
             run = run._replace(type=int(AcknowledgeType.ACCEPT))
-        return acknowledge(self, index, run, until_ms)
+        return acknowledge(self, index, run, until_ms, now_ms)
 
     swap(stack, SharePartition, "_acknowledge", done)
 
