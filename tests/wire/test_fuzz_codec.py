@@ -26,7 +26,7 @@ from wire import fast_paths
 from wire.mutate import Mutator
 from wire.samples import valid_bodies, valid_request_frames
 
-SHORT_REQUESTS = 28_000
+SHORT_REQUESTS = 28_200
 SHORT_RESPONSES = 6_000
 LONG_REQUESTS = 200_000
 LONG_RESPONSES = 50_000
