@@ -209,7 +209,7 @@ def check_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
             checked[name] = setting.parse(given)
         except SettingError as error:
             raise InvalidConfig(str(error)) from None
-    policy = checked.get("cleanup.policy", ())
+    policy = checked.get("cleanup.policy")
     if checked.get("headrace.delay.enable") and isinstance(policy, tuple) and "compact" in policy:
         raise InvalidConfig("headrace.delay.enable: records of a compacted topic (cleanup.policy) cannot be delayed")
     return checked
