@@ -12,6 +12,7 @@ import pytest
 
 from brokers import wait_for
 from headrace.errors import OperatorError
+from headrace.settings.values import CLIENT_VARIABLES
 from headrace.spark import class_archive, java, session
 from headrace.spark.class_archive import ClassArchive
 
@@ -104,6 +105,10 @@ def test_java_starts_with_a_file_that_is_no_archive(tmp_path: Path, damage: byte
 def test_a_cache_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert_as_ever(run(tmp_path / "file" / "classes"))
+
+
+def test_a_server_passes_over_the_variable() -> None:
+    assert class_archive.VARIABLE in CLIENT_VARIABLES
 
 
 def test_off_makes_nothing_and_uses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

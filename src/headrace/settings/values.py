@@ -64,11 +64,11 @@ GROUP_BY_NAME: Final = {setting.name: setting for setting in GROUP_SETTINGS}
 CLIENT_VARIABLES: Final = frozenset(
     "HEADRACE_" + name
     for name in (
-        *("BOOTSTRAP", "REGISTRY", "TIMEOUT", "CONTEXT", "CONFIG"),
+        *("BOOTSTRAP", "REGISTRY", "TIMEOUT", "CONTEXT", "CONFIG", "SPARK_CLASSES"),
         *("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY_PASSWORD", "TLS_KEY_PASSWORD_FILE"),
     )
 )
-"""Read by the command line when it talks to a server; a server that finds them passes over them."""
+"""Read by the command line when it talks to a server or starts Spark; a server that finds them passes over them."""
 BROKER_BY_NAME: Final = {setting.name: setting for setting in (*BROKER_SETTINGS, *DEFAULTS_FOR_TOPICS)}
 REGISTRY_BY_NAME: Final = {setting.name: setting for setting in REGISTRY_SETTINGS} | {
     name: BROKER_BY_NAME[name] for name in USED_BY_REGISTRY
