@@ -19,6 +19,7 @@ from headrace.errors import (
 )
 from headrace.partitions.leader_core import FollowerState, LeaderCore
 from headrace.partitions.partition import Partition, sequenced
+from headrace.records.batch import read_header
 from headrace.storage.log import ReadResult, TopicPartition
 from headrace.storage.producers import ProducerTable, UnreadableProducers
 from partitions.led import BROKER, Led, batch
@@ -188,6 +189,14 @@ def test_a_batch_that_is_too_large_and_can_be_split_stays_the_first(led: Led) ->
     with pytest.raises(BatchTooLarge):
         partition.append(memoryview(batch(bytes(100), producer=(10, 0, 0))), -1)
     assert appended(led, partition, batch(producer=(10, 0, 1))) == [0], "one record cannot be split: it is given up"
+
+
+def test_a_batch_that_the_broker_has_built_is_held_to_it_unless_it_delivers_delayed_records() -> None:
+    built = batch(bytes(100))
+    with pytest.raises(BatchTooLarge):
+        Led().lead(max_message_bytes=100).append(memoryview(built), -1, read_header(built))
+    partition = Led().lead(max_message_bytes=100, headrace_delay_enable="true")
+    assert partition.append(memoryview(built), -1, read_header(built))[0] == 0
 
 
 @proves("J10")

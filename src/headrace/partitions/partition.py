@@ -197,7 +197,8 @@ class Partition:
             self._check_enough(core, records)
         header = check_produced(records) if own is None else own
         settings = log.settings
-        if header.size_bytes > settings.max_message_bytes and own is None:
+        # A delayed record that was taken is delivered with headers of ours besides.
+        if header.size_bytes > settings.max_message_bytes and (own is None or not settings.delays):
             if header.record_count > 1:  # it may be split, and its first part bears the same sequence
                 log.producers.refused(header)
             raise BatchTooLarge(
