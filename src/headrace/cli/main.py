@@ -27,7 +27,7 @@ COMMANDS = {
     "export": "Copy a topic to a file: JSON lines or Parquet.",
     "import": "Copy a file to a topic.",
     "group": "List, describe, reset and delete consumer groups.",
-    "queue": "Show, reset and purge share groups; redrive dead letters; recall delays.",
+    "queue": "Show and reset share groups; redrive dead letters; recall.",
     "transaction": "List, describe and end transactions; find those that hang.",
     "context": "Name clusters, and choose which one commands talk to.",
     "config": "Show and change settings of topics, brokers and the cluster.",
