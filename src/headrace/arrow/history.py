@@ -50,6 +50,8 @@ from headrace.records.arrow import BATCH_ROWS, TYPES, schema
 
 RECORDS: Final = "records"
 DEAD_LETTERS: Final = "dead_letters"
+RESTORE: Final = "RESTORE"
+"""The operation that sets a Delta table back."""
 ORIGIN: Final = "archive.json"
 CHECKPOINT: Final = "checkpoints/archive"
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
@@ -271,12 +273,13 @@ class DeltaVersion:
         return next((_writer(commit) for commit in self.table.history() if WRITER in commit), None)
 
     def is_set_back(self) -> bool:
-        """The log goes on when a table is restored, with a commit that takes rows away. Merging takes none."""
+        """The log goes on when a table is restored, with a commit that says so. Rows that somebody deletes are meant to
+        be gone."""
         for version in range(self.table.version(), -1, -1):
             actions = _actions(self.table, version)
             if not actions or any(WRITER in action.get("commitInfo", {}) for action in actions):
                 return False
-            if any(action.get("remove", {}).get("dataChange") for action in actions):
+            if any(action.get("commitInfo", {}).get("operation") == RESTORE for action in actions):
                 return True
         return False
 

@@ -168,9 +168,10 @@ class IcebergVersion:
         return next((writer for one in self._ancestors() if (writer := writer_of(one)) is not None), None)
 
     def is_set_back(self) -> bool:
-        """Its properties tell of another last writer than the snapshot that is current, and those before it."""
-        told = self._table.properties.get(LAST_WRITER)
-        return told is not None and _writer(told) != self.last_writer()
+        """Its properties tell of another last writer than the snapshot that is current, and those before it. Where all
+        of those have expired nothing tells."""
+        told, last = self._table.properties.get(LAST_WRITER), self.last_writer()
+        return told is not None and last is not None and _writer(told) != last
 
     def next_offsets(self, topics: Iterable[str] | None = None) -> dict[Place, int]:
         asked = None if topics is None else set(topics)

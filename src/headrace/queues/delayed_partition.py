@@ -184,6 +184,9 @@ class DelayedPartition:
                 raise DoubtfulIndex("the log is not what it was made from") from None
             self._index = index
             return True
+        except OSError:
+            self._loading = None  # what is read so far is a part of it, and goes on no more
+            raise
         return False
 
     def _agrees(self, index: DelayIndex) -> bool:
@@ -539,6 +542,7 @@ class _Delivery:
         self._codec = codec if self._partition.log.settings.codec < 0 else self._partition.log.settings.codec
         self._deliveries.append((entry, record))
         self._bytes += len(record.key or b"") + len(record.value or b"")
+        self._bytes += sum(len(name) + len(value or b"") for name, value in record.headers)
         return True
 
     def _append(self) -> None:
